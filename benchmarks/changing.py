@@ -86,7 +86,7 @@ class Teller:
     def __init__(self, cluster: SimulatedCluster, network: Network, delay_s: float) -> None:
         self._truth: dict[Pair, float] = {(one.source, one.target): one.rate for one in network.links}
         self._size = network.size
-        awareness = cluster.scheduler.machine.view.awareness
+        awareness = cluster.scheduler.machine.awareness
         assert awareness is not None
         self._collector: Collector = awareness.collector
         self._take = self._collector.record
@@ -169,7 +169,7 @@ def race(network: Network, size: int, seed: int, options: argparse.Namespace) ->
         "seed": seed,
         "of_optimum": course.of_optimum(rounds),
         "rounds_s": [round(took, 4) for _, took in rounds],
-        "policies": cluster.scheduler.machine.policies.in_force.version,
+        "policies": cluster.scheduler.machine.policy.version,
     }
 
 

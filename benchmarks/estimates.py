@@ -150,7 +150,7 @@ def _train(
     cluster.run_for(3.0)  # the last reports
     meters = {node.rank: node.machine.meter for node in cluster.nodes}
     known = {rank: meter.known() for rank, meter in meters.items() if meter is not None}
-    awareness = cluster.scheduler.machine.view.awareness
+    awareness = cluster.scheduler.machine.awareness
     assert awareness is not None
     return known, awareness.collector.access_caps(cluster.now), sent[1] / sent[0]
 

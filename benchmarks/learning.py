@@ -72,7 +72,7 @@ def learn(network: Network, values: np.ndarray[Any, Any], **settings: Any) -> di
     counted = Bytes(cluster)
     cluster.join()
     times = rounds(cluster, LEARNT, values)
-    awareness = cluster.scheduler.machine.view.awareness
+    awareness = cluster.scheduler.machine.awareness
     assert awareness is not None
     links = {(link.source, link.target) for link in network.links}
     seen = [len(awareness.collector.measured & links)]
@@ -86,7 +86,7 @@ def learn(network: Network, values: np.ndarray[Any, Any], **settings: Any) -> di
         "links": len(links),
         "seen": seen[-1],
         "seen_at_15": seen[0],
-        "policies": cluster.scheduler.machine.policies.in_force.version,
+        "policies": cluster.scheduler.machine.policy.version,
         "report_ratio": counted.reports / counted.all,
     }
 

@@ -5,11 +5,10 @@ All but `process` is pure: events and the time in, instructions out. From top to
     process         sockets, threads, files, signals, the worker that forms policies
     several_jobs    several jobs on one scheduler
     standby         takes over a job whose scheduler is gone
-    machine         one job from its first node to its last, and what observers see of it
-    job             a job whose nodes have all joined: what they send, how it ends, its policies
-    views           who is in a job that nodes may leave and join
+    machine         one job from its first node to its last: its policies, its end, what observers see of it
+    views           a job that nodes may leave and join
+    job             a job whose nodes have all joined: what they send, and what it answers
     failures        failed links and detours around them
-    job_rounds      the keys of a job, and the policies that their rounds run under
     rendezvous      a job before it begins: nodes join, or are refused
     members         the nodes of a job that has begun: liveness, barriers
     policies        when a policy is formed, and whether it is installed; `policy_former` forms it

@@ -3,13 +3,13 @@
 Nodes measure their links, in and out, and their own access lines (`Measured`). Between that and a network to
 plan for there are:
 
-* *Access lines* (`access_caps`). Links that share one are not independent. While such a line is full, and in
+* *Access lines* (`AccessCaps`). Links that share one are not independent. While such a line is full, and in
   a contended network while others carry data, what a link carries is only a lower bound of its rate.
-* *Conflicting reports* (`link_reports`). The source's kernel is believed, or else the target, which sees
+* *Conflicting reports* (`LinkReports`). The source's kernel is believed, or else the target, which sees
   chunks arrive and whether their source had others under way.
 * *Links never measured.* With a network file they are as it says. Without one they get the 25th percentile of
   the measured rates and the 75th of the latencies, so that they are no bargain.
-* *Pairs whose paths lead past other nodes* (`inferred_routes`). They are planned as routes over other links.
+* *Pairs whose paths lead past other nodes* (`InferredRoutes`). They are planned as routes over other links.
 
 A node may report anything: implausible values are refused and counted.
 """
@@ -52,22 +52,6 @@ __all__ = [
     "throughputs",
 ]
 
-
-# Estimate the network: all nodes' reports in, an ordinary `Network` out. Pure.
-#
-# Nodes measure their links, in and out, and their own access lines (`Measured`). Between that and a network
-# to plan for there are:
-#
-# * *Access lines* (`access_caps`). Links that share one are not independent. While such a line is full, and
-#   in a contended network while others carry data, what a link carries is only a lower bound of its rate.
-# * *Conflicting reports* (`link_reports`). The source's kernel is believed, or else the target, which sees
-#   chunks arrive and whether their source had others under way.
-# * *Links never measured.* With a network file they are as it says. Without one they get the 25th
-#   percentile of the measured rates and the 75th of the latencies, so that they are no bargain.
-# * *Pairs whose paths lead past other nodes* (`inferred_routes`). They are planned as routes over other
-#   links.
-#
-# A node may report anything: implausible values are refused and counted.
 
 _log = logging.getLogger(__name__)
 
@@ -285,7 +269,7 @@ def _in_steps(new: float | None, before: float | None) -> float | None:
     return before if close else new
 
 
-# The estimate of a network at some moment: what policies are formed for, and what people are shown. Pure.
+# The estimate of a network at some moment: what policies are formed for, and what people are shown.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +397,7 @@ class PlannedLinks:
         )
 
 
-# How far the rate of a link is still believed that was not measured since others have changed. Pure.
+# How far the rate of a link is still believed that was not measured since others have changed.
 #
 # Links of a WAN change together. A rate that was read before others changed is planned nearer to that of
 # links that were never measured: so a fast link is not believed to be fast for ever, and a slow one is tried
@@ -449,7 +433,7 @@ def recent_changes(rates: Rates, now: float) -> RecentChanges:
     return RecentChanges(times, len(in_use)) if times else RecentChanges()
 
 
-# Which pairs of nodes have no link of their own: infer it from latencies, where no network file says. Pure.
+# Which pairs of nodes have no link of their own: infer it from latencies, where no network file says.
 #
 # Where the path from i to j leads past k, its latency is the sum of those from i to k and from k to j, within
 # what the routers there take. Such pairs share lines with others and are no independent links: trees over
@@ -593,7 +577,7 @@ def _matrix(values: Mapping[tuple[int, int], float], size: int, other: float) ->
     return matrix
 
 
-# By how much a network has changed between two estimates of it. Pure.
+# By how much a network has changed between two estimates of it.
 
 _SIGNIFICANT: Final = 3.0
 """Standard errors by which a link must change: there are dozens of links, and noise alone must change no

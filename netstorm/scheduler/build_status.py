@@ -33,7 +33,7 @@ from netstorm.topology.policy import Policy
 __all__ = ["build_status", "job_line", "metrics", "metrics_of_several"]
 
 
-# Making the status of a job from a snapshot. Any thread but the scheduler's own does it. Pure.
+# Making the status of a job from a snapshot. Any thread but the scheduler's own does it.
 
 
 def build_status(snapshot: JobSnapshot, *, time: float, scheduler: str = "", http: str = "") -> JobStatus:
@@ -192,7 +192,7 @@ def _known(number: float) -> float | None:
     return number if math.isfinite(number) and number > 0 else None
 
 
-# A job's status as metrics for Prometheus. Names and labels are append-only: dashboards use them. Pure.
+# A job's status as metrics for Prometheus. Names and labels are append-only: dashboards use them.
 
 _NODE_GAUGES: Final = (
     ("heard_s", "netstorm_node_heard_seconds", "Since the node was last heard."),

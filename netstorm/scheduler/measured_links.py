@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-# What nodes report of links: check each report, and keep a rate and a latency for each link. Pure.
+# What nodes report of links: check each report, and keep a rate and a latency for each link.
 
 _SHARED: Final = 0.3
 """A link that shared an access line for a smaller part of the time was measured uncontended."""
@@ -311,7 +311,7 @@ def error_after(error: float, age: float) -> float:
     return min(math.hypot(error, _AGEING * max(0.0, age)), _MOST_ERROR)
 
 
-# What both ends of one link have reported, and whose report counts. Pure.
+# What both ends of one link have reported, and whose report counts.
 
 _ALONE_FOR_S: Final = 30.0
 """How long the rate of an uncontended link is believed over newer, contended readings that do not change."""
@@ -480,7 +480,7 @@ def percentile(values: Iterable[float], part: float) -> float | None:
     return ordered[int(part * (len(ordered) - 1))] if ordered else None
 
 
-# What all links carried in the same half seconds, gathered from the reports of all nodes. Pure.
+# What all links carried in the same half seconds, gathered from the reports of all nodes.
 #
 # Each node reports what its kernel's TCP has delivered on its outgoing links, by numbered half seconds.
 # Reports come once a second, so a half second stays open for a while, until those of all nodes have arrived.
@@ -574,7 +574,7 @@ class ThroughputSamples:
         self._closed.clear()
 
 
-# Whether the links at an access line share a cap, and which: from what they carried together. Pure.
+# Whether the links at an access line share a cap, and which: from what they carried together.
 #
 # Behind a shared line the total keeps to a ceiling while the links trade throughput: TCP's flows are never
 # equally fast for long, and what one loses the others gain. So a line has a cap if its total is often near
@@ -654,7 +654,7 @@ def _traded(near: list[LineTotal]) -> npt.NDArray[np.float64]:
     return traded
 
 
-# Which links share access lines, judged by what all links carried in the same half seconds. Pure.
+# Which links share access lines, judged by what all links carried in the same half seconds.
 #
 # Only half seconds count in which links had more to send all the time. Two questions are answered:
 #
@@ -663,7 +663,7 @@ def _traded(near: list[LineTotal]) -> npt.NDArray[np.float64]:
 # This is decided for the network as a whole: a shared line at its other end makes a link unsteady, too. In a
 # contended network, what a link carries beside others does not show what it could carry alone.
 #
-# *Which lines have caps?* See `cap_detection`.
+# *Which lines have caps?* See `ceiling_of`.
 #
 # Chunks do not show this: behind a line that drops packets they are handed over late and all at once. Only
 # the scheduler knows what enters a node, since it is the sum of what many sources have sent.
@@ -852,7 +852,7 @@ def _compared(totals: deque[LineTotal], newest: LineTotal, peak: float) -> Itera
                 yield abs(math.log(rate / before)) < _SAME
 
 
-# Which caps access lines have: by what all links carried at the same time, and by nodes' reports. Pure.
+# Which caps access lines have: by what all links carried at the same time, and by nodes' reports.
 
 _log = logging.getLogger(__name__)
 

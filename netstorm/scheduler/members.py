@@ -5,26 +5,22 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from netstorm.addresses import host_port
 from netstorm.errors import ProtocolViolation, UsageError
-from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Member, Message, PeerGone
 from netstorm.pslite.machine import Inquire
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.replay_log import BarrierArrival, LoggedOutbox, ReplayedJob
-from netstorm.scheduler.rounds import StateServer
+from netstorm.scheduler.replay_log import LoggedOutbox
 
 __all__ = [
     "REMIND_EVERY_S",
     "BarrierCount",
     "EndedProcesses",
-    "JobBarriers",
-    "JobLocalSteps",
     "LastSign",
     "Members",
     "Suspicion",
@@ -129,6 +125,9 @@ class Members:
 
 _log = logging.getLogger(__name__)
 
+REMIND_EVERY_S: Final = 3.0
+"""How often waiting nodes are told for whom they wait."""
+
 _PROOF_BEATS: Final = 2
 """Heartbeats after a suspicion that prove its target alive: one may have been on its way before."""
 
@@ -192,8 +191,8 @@ class Liveness:
         self._ask_after_s: Final = max(self._timeout_s - self._interval_s, self._timeout_s / 2)
         self._next_check = now + self._ask_after_s
 
-    def heard(self, rank: int, now: float, event: str | None = None) -> None:
-        """Record a sign of life. `event`: what the message said, if that means something to a person."""
+    def heard(self, rank: int, now: float) -> None:
+        """Record a sign of life."""
         last = self._last[rank]
         if self._suspicions and not self.runs(rank, now):
             self._restart_suspicions(rank, now)
@@ -203,8 +202,11 @@ class Liveness:
             del self._busy[rank]
             if self._warn_after_s.pop(rank, 0.0):
                 _log.warning("%s runs again", describe_member(self._members[rank]))
-        if event is not None:
-            last.event, last.event_at = event, now
+
+    def did(self, rank: int, event: str, now: float) -> None:
+        """Record what a rank's message said that means something to a person."""
+        last = self._last[rank]
+        last.event, last.event_at = event, now
 
     def waiting_for(self, rank: int, text: str) -> None:
         """Record what a rank says that it waits for; empty: nothing."""
@@ -382,7 +384,7 @@ class Liveness:
         )
 
 
-# Members whose processes have certainly ended: they need not be silent for long to be lost. Pure.
+# Members whose processes have certainly ended: they need not be silent for long to be lost.
 #
 # Two signs together are certain: the member's own connection to the scheduler is gone, and no process listens
 # at its address, as another member says who tried to connect, or the scheduler itself found.
@@ -460,132 +462,6 @@ def list_some(names: Iterable[str]) -> str:
     every = list(names)
     more = f" and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
     return ", ".join(every[:_LISTED]) + more
-
-
-# The barriers of a job: who is told that one is reached, or for whom it waits, and who waits in vain.
-
-REMIND_EVERY_S: Final = 3.0
-"""How often waiting nodes are told for whom they wait."""
-
-
-class JobBarriers:
-    """The barriers of one job. A method that finds that the job cannot go on returns the reason."""
-
-    def __init__(
-        self, members: Members, finished: Collection[int], options: SchedulerOptions, outbox: LoggedOutbox
-    ) -> None:
-        """Begin before the first barrier.
-
-        Args:
-            members: the nodes.
-            finished: ranks that come to no more barriers; the caller adds to it.
-            options: say whether others wait for these ranks.
-            outbox: takes messages and log records.
-        """
-        self._members: Final = members
-        self._finished: Final = finished
-        self._options: Final = options
-        self._outbox: Final = outbox
-        self._count: Final = BarrierCount(len(members))
-        for rank in set(range(len(members))) - set(members.present):
-            self._count.exclude(rank)
-
-    def restore(self, replayed: ReplayedJob, now: float) -> None:
-        """Go on where another process stopped."""
-        for rank in replayed.finished if self._options.joins else ():
-            self._count.exclude(rank)
-        absent = [member.rank for member in replayed.members if not member.port]
-        for rank in (*absent, *replayed.policies[replayed.version].silent):
-            self._count.exclude(rank)
-        self._count.restore(replayed.barriers, now)
-
-    def arrive(self, rank: int, number: int, now: float) -> m.PeerGone | None:
-        """Handle a node's arrival at a barrier.
-
-        Raises:
-            ProtocolViolation: it is not the node's next barrier.
-        """
-        self._members.liveness.heard(rank, now, f"it came to barrier {number}")
-        reached = self._count.arrive(rank, number, now)
-        self._outbox.record(BarrierArrival(rank=rank, number=number))
-        self._send_reached(reached)
-        if number not in reached and self._count.is_reached(number):  # the others were there before it
-            self._members.send([rank], m.BarrierReached(number=number))
-        return self._in_vain()
-
-    def arrive_again(self, rank: int, number: int, now: float) -> m.PeerGone | None:
-        """Handle a node that says again that it waits at a barrier: its message or the answer may be lost.
-
-        Raises:
-            ProtocolViolation: it has not arrived there before, and it is not its next barrier.
-        """
-        if self._count.is_reached(number):
-            self._members.send([rank], m.BarrierReached(number=number))
-        elif not self._count.has_arrived(rank, number):
-            return self.arrive(rank, number, now)
-        return None
-
-    @property
-    def reached(self) -> int:
-        """How many barriers have been reached."""
-        return self._count.oldest
-
-    def without(self, rank: int) -> m.PeerGone | None:
-        """Wait for a rank that has left at no barrier, nor for another process that has its place."""
-        self._send_reached(self._count.remove(rank))
-        return self._in_vain()
-
-    def with_rank(self, rank: int) -> None:
-        """Wait for a rank that has joined, from the next barrier on."""
-        self._count.include(rank)
-
-    def finish(self, rank: int) -> m.PeerGone | None:
-        """Handle a node that has just finished, and comes to no more barriers."""
-        if self._options.joins:
-            self._send_reached(self._count.exclude(rank))
-        return self._in_vain()
-
-    def remind(self, now: float) -> m.PeerGone | None:
-        """Tell waiting nodes for whom they wait."""
-        missing = self._count.missing()
-        waited, limit = now - self._count.since, self._options.wait_timeout_s
-        if not missing or waited < REMIND_EVERY_S:
-            return None
-        nodes = len(self._members.present)
-        text = f"barrier {self._count.oldest}: waiting for {len(missing)} of {nodes} nodes: " + list_some(
-            self._members.describe(rank) for rank in missing
-        )
-        if self._options.joins:
-            text += (
-                "; with NETSTORM_UNEVEN=join a rank contributes zeros when its script has ended, not while "
-                "it waits at a barrier: those may wait for its pushes"
-            )
-        if waited >= limit:
-            reason = f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT) at {text}"
-            return m.PeerGone(rank=-1, kind="timeout", reason=reason)
-        _log.info("%s", text)
-        self._members.send(self._count.waiting(), m.Waiting(text=text))
-        return None
-
-    def _send_reached(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            arrived = [rank for rank in self._members.present if self._count.has_arrived(rank, number)]
-            self._members.send(arrived, m.BarrierReached(number=number))
-
-    def _in_vain(self) -> m.PeerGone | None:
-        """Return why nodes wait in vain, if they wait for a rank that has finished."""
-        never = self._count.never_coming(self._finished)
-        if not never:
-            return None
-        reason = (
-            f"{_ranks(self._count.waiting())} waits at barrier {self._count.oldest}, but "
-            f"{_ranks(never)} has finished without coming to it: every rank must come to every barrier"
-        )
-        return m.PeerGone(rank=-1, kind="disagreement", reason=reason)
-
-
-def _ranks(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "each of ranks ") + list_some(map(str, ranks))
 
 
 # Counting arrivals at barriers: the n-th barrier of every rank is the same one.
@@ -707,47 +583,3 @@ class BarrierCount:
     def never_coming(self, finished: Iterable[int]) -> list[int]:
         """Return the `finished` ranks that others wait for at the oldest barrier, in vain."""
         return sorted(set(self.missing()).intersection(finished))
-
-
-# The state server of a job among its messages: who reports, and who is told how many steps to take.
-
-
-class JobLocalSteps:
-    """The local steps of one job's nodes; see `StateServer`."""
-
-    def __init__(
-        self, members: Members, finished: Collection[int], silent: Callable[[], Collection[int]]
-    ) -> None:
-        """Begin without reports.
-
-        Args:
-            members: the nodes.
-            finished: ranks that report no more; the caller adds to it.
-            silent: returns the ranks that have joined later, and whose values do not count yet.
-        """
-        self._members: Final = members
-        self._finished: Final = finished
-        self._silent: Final = silent
-        self._server: Final = StateServer()
-
-    def report(self, rank: int, message: m.StepTimes, now: float) -> None:
-        """Handle a node's report.
-
-        Raises:
-            ProtocolViolation: no correct node reports that.
-        """
-        self._members.liveness.heard(rank, now, f"it took the local steps of round {message.round}")
-        for grant in self._server.report(rank, message, self._expected(), now):
-            self._send(message.training, *grant)
-
-    def members_changed(self) -> None:
-        """Wait no more for ranks that have left or finished, and wait for those that have caught up."""
-        for training, grant in self._server.members_changed(self._expected(), self._members.present):
-            self._send(training, *grant)
-
-    def _expected(self) -> list[int]:
-        left_out = {*self._finished, *self._silent()}
-        return [rank for rank in self._members.present if rank not in left_out]
-
-    def _send(self, training: int, rank: int, round: int, steps: int) -> None:
-        self._members.send([rank], m.StepsGranted(training=training, round=round, steps=steps))

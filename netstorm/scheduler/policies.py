@@ -14,7 +14,6 @@ import msgspec
 
 from netstorm.errors import SettingsError, UsageError
 from netstorm.protocol.codecs import SLOT_ELEMENT_BYTES, ChunkSizes
-from netstorm.protocol.messages import Measured
 from netstorm.scheduler.awareness import Collector, NetworkEstimate, largest_change, throughputs
 from netstorm.scheduler.options import chunk_sizes
 from netstorm.scheduler.rounds import KeyRegistry
@@ -90,14 +89,6 @@ class Awareness:
             and not (one_machine and not assumptions.described)
             and not (assumptions.known and assumptions.trusted)
         )
-
-    def record_report(self, rank: int, report: Measured, now: float) -> None:
-        """Record a node's report."""
-        self.collector.record(rank, report, now)
-
-    def exclude(self, links: Iterable[tuple[int, int]]) -> None:
-        """Plan without these links, and with all others, from now on."""
-        self.collector.exclude(links)
 
     def set_link_share(self, share: float, why: str) -> None:
         """Plan with another share of each known rate; `why`: for a person."""
@@ -252,7 +243,7 @@ class InitialAssumptions:
         return self.network.scaled(self.link_share)
 
 
-# Which policies a job may have. Pure.
+# Which policies a job may have.
 
 
 def check_policy(policy: Policy, *, nodes: int, after: int) -> None:
@@ -489,7 +480,7 @@ def _is_uniform(network: Network) -> bool:
     )
 
 
-# When the network is examined for changes, and when a policy may be formed for them. Pure.
+# When the network is examined for changes, and when a policy may be formed for them.
 
 SETTLE_S: Final = 0.3
 _SETTLE_MOST_S: Final = 1.0
@@ -567,7 +558,7 @@ class UpdateSchedule:
         self._backoff = 1 if something else min(2 * self._backoff, _MOST_BACKOFF)
 
 
-# Whether a formed policy is installed, and whether it takes over rounds that are under way. Pure.
+# Whether a formed policy is installed, and whether it takes over rounds that are under way.
 
 _SURE: Final = 1.0
 """Standard errors that the predicted gain must exceed (docs/measurements/awareness.md, "Noise changes no
@@ -625,13 +616,13 @@ class PolicyTakeover:
         )
 
 
-# Adapt the policy to the network: why a policy is formed anew, and whether the result is installed. Pure.
+# Adapt the policy to the network: why a policy is formed anew, and whether the result is installed.
 #
 # Every `UPDATE_TIME` seconds a policy is formed if a link has changed by more than `UPDATE_RATE`, and by more
 # than the error of measuring it, since the last time. A large change need not wait for that. A policy is also
 # formed as soon as the job's workload is known, if it is not what was assumed. Of a network about which
 # nothing was known, enough must be measured first. The result is installed if it is clearly better
-# (`acceptance`).
+# (`is_better`).
 
 _ENOUGH: Final = 2 / 3
 """Part of the links in use that must be measured before the first policy for measured rates: the others are

@@ -96,7 +96,7 @@ def _relief_paths(policy: Policy) -> set[tuple[int, ...]]:
     return {detour.path for detour in policy.detours if not detour.explore}
 
 
-# Forming policies for the members of a job that nodes have left: for a network of these alone. Pure.
+# Forming policies for the members of a job that nodes have left: for a network of these alone.
 #
 # The request is about all places of the job. It is restricted to the members, whose ranks are numbered anew;
 # what is formed is expanded again. There, places that no node has are leaves of the roots: nobody sends

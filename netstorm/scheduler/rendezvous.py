@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +24,7 @@ from netstorm.settings import declarations
 __all__ = ["Applicant", "ProcessRegistry", "Refusal", "Startup", "job_full_reason", "join_problem", "refuse"]
 
 
-# Rendezvous: nodes come in any order, and each gets a rank once all have joined. Decides who is refused.
+_log = logging.getLogger(__name__)
 
 _BEATS_MISSED: Final = 3
 """A waiting node that has missed this many heartbeats in a row has probably died."""
@@ -58,11 +57,20 @@ class Applicant:
         return Member(rank, self.join.host, self.join.port, self.join.site, self.incarnation, self.user)
 
 
-class Rendezvous:
-    """The nodes that wait for the others."""
+class Startup:
+    """The nodes of a job that has not begun: decides who is refused, and tells the others for whom they wait.
 
-    def __init__(self, options: SchedulerOptions) -> None:
+    Attributes:
+        forming_policy: all nodes have joined, and the first policy is being formed.
+    """
+
+    def __init__(
+        self, options: SchedulerOptions, outbox: LoggedOutbox, counters: Counters, now: float
+    ) -> None:
+        self.forming_policy = False
         self._options: Final = options
+        self._outbox: Final = outbox
+        self._counters: Final = counters
         self._needed = options.begin_with or options.num_workers
         self._accepted: dict[Peer, Applicant] = {}
         """In order of arrival."""
@@ -70,90 +78,56 @@ class Rendezvous:
         """Nodes that ask for the place of an accepted one that may have died: a node that is started again
         comes before its death is certain.
         """
+        self._disconnected: Final[set[Peer]] = set()
+        self._since: Final = now
+        self._remind_at = now + REMIND_EVERY_S
 
-    def __iter__(self) -> Iterator[Applicant]:
-        return itertools.chain(self._accepted.values(), self._claimants.values())
+    # ------------------------------------------------------------------------------------------ who is here
 
-    def __contains__(self, peer: Peer) -> bool:
-        return peer in self._accepted or peer in self._claimants
+    def complete(self) -> bool:
+        """Return whether all nodes have joined, and no place is claimed by two."""
+        return len(self._accepted) == self._needed and not self._claimants
 
-    def is_accepted(self, peer: Peer) -> bool:
-        """Return whether a node has a place, and does not only claim another one's."""
-        return peer in self._accepted
+    def peers(self) -> list[Peer]:
+        """Return the processes that have asked to join and were not refused."""
+        return [*self._accepted, *self._claimants]
+
+    def asking_for(self, rank: int) -> Peer | None:
+        """Return the process that has a rank's place; None: none has asked for it."""
+        asked = (applicant for applicant in self._accepted.values() if applicant.join.asked_rank == rank)
+        return next((applicant.peer for applicant in asked), None)
 
     @property
     def reproducible(self) -> bool:
         """Whether the scheduler or a node asks for results that are the same in each run."""
         return self._options.reproducible or any(_asks(applicant) for applicant in self._accepted.values())
 
-    def complete(self) -> bool:
-        """Return whether all nodes have joined, and no place is claimed by two."""
-        return len(self._accepted) == self._needed and not self._claimants
+    def assign_ranks(self) -> tuple[tuple[Peer, Member], ...]:
+        """Return the members by rank: ranks that were asked for, then the lowest free ones as nodes came."""
+        asked = {applicant.join.asked_rank for applicant in self._accepted.values()}
+        free = iter(rank for rank in range(self._options.num_workers) if rank not in asked)
+        members = []
+        for applicant in self._accepted.values():
+            rank = applicant.join.asked_rank if applicant.join.asked_rank >= 0 else next(free)
+            members.append((applicant.peer, applicant.member(rank)))
+        return tuple(sorted(members, key=lambda entry: entry[1].rank))
 
-    def add(self, newcomer: Applicant, now: float) -> list[Refusal]:
-        """Add a node. Returns who is refused: the newcomer, or nodes whose place it takes."""
-        if newcomer.peer in self._accepted:  # asked again over a new session; it keeps its place in the order
-            self._accepted[newcomer.peer] = newcomer
-            return []
-        newcomer.came_at = now
-        problem = (
-            join_problem(newcomer.join, self._options)
-            or self._framework_problem(newcomer)
-            or self._loopback_problem(newcomer)
-            or self._reproducible_problem(newcomer)
+    def snapshots(self) -> tuple[NodeSnapshot, ...]:
+        """Return what is known of each node that has joined, in order of arrival."""
+        return tuple(
+            NodeSnapshot(
+                member=applicant.member(applicant.join.asked_rank),
+                joined=False,
+                heard_at=applicant.heard_at,
+            )
+            for applicant in self._accepted.values()
         )
-        return self._place(newcomer, now) if problem is None else [Refusal(newcomer.peer, problem)]
 
-    def retry_claims(self, now: float) -> list[Refusal]:
-        """Decide about nodes that claim another one's place, as far as possible. Returns who is refused."""
-        claimants, self._claimants = self._claimants, {}
-        return [refusal for claimant in claimants.values() for refusal in self._place(claimant, now)]
-
-    def _place(self, newcomer: Applicant, now: float) -> list[Refusal]:
-        replaced = []
-        for other in list(self._accepted.values()):
-            conflict = self._conflict(newcomer, other, now)
-            if isinstance(conflict, str):
-                if other.heard_at - newcomer.came_at >= _PROOF_BEATS * self._options.heartbeat_interval_s:
-                    return [Refusal(newcomer.peer, conflict)]
-                self._claimants[newcomer.peer] = newcomer
-                return []
-            if conflict is not None:
-                replaced.append(conflict)
-        for refusal in replaced:
-            del self._accepted[refusal.peer]
-        self._accepted[newcomer.peer] = newcomer
-        return replaced
-
-    def needed(self, most: int) -> None:
-        """Begin with `most` nodes, if fewer were not enough before: the others will not come."""
-        self._needed = min(self._needed, most)
-
-    def asking_for(self, rank: int) -> Peer | None:
-        """Return the node that has a rank's place; None: no node has asked for it."""
-        asked = (applicant for applicant in self._accepted.values() if applicant.join.asked_rank == rank)
-        return next((applicant.peer for applicant in asked), None)
-
-    def remove(self, peer: Peer) -> Applicant | None:
-        """Forget a node that left before the job began."""
-        self._claimants.pop(peer, None)
-        return self._accepted.pop(peer, None)
-
-    def heard(self, peer: Peer, now: float) -> None:
-        """Record a heartbeat of a waiting node."""
-        applicant = self._accepted.get(peer) or self._claimants[peer]
-        applicant.heard_at = now
-        applicant.beats = True
-
-    def silent(self, now: float, *, beats: int = 0) -> list[Applicant]:
-        """Return the nodes that were not heard for the heartbeat timeout, even if they never sent one; with
-        `beats`, those that will not have been so many heartbeats later.
-        """
-        limit = self._options.heartbeat_timeout_s - beats * self._options.heartbeat_interval_s
-        return [applicant for applicant in self if now - applicant.heard_at >= limit]
-
-    def waiting_text(self) -> str:
-        """Return which nodes have joined and which have not, for a person."""
+    def status_text(self) -> str:
+        """Return what the nodes wait for, in one line."""
+        if self.forming_policy and self.complete():
+            nodes = self._options.begin_with or self._options.num_workers
+            return f"all {nodes} nodes are here, and the first policy is being formed"
         total = self._needed
         here = list(self._accepted.values())
         text = f"waiting for {total - len(here)} of {total} nodes"
@@ -169,26 +143,128 @@ class Rendezvous:
             text += "; not here: " + list_some(missing)
         return text
 
-    def snapshots(self) -> tuple[NodeSnapshot, ...]:
-        """Return what is known of each node that has joined, in order of arrival."""
-        return tuple(
-            NodeSnapshot(
-                member=applicant.member(applicant.join.asked_rank),
-                joined=False,
-                heard_at=applicant.heard_at,
-            )
-            for applicant in self._accepted.values()
-        )
+    # ------------------------------------------------------------------------------------------------ events
 
-    def assign_ranks(self) -> tuple[tuple[Peer, Member], ...]:
-        """Return the members by rank: ranks that were asked for, then the lowest free ones as nodes came."""
-        asked = {applicant.join.asked_rank for applicant in self._accepted.values()}
-        free = iter(rank for rank in range(self._options.num_workers) if rank not in asked)
-        found = []
-        for applicant in self._accepted.values():
-            rank = applicant.join.asked_rank if applicant.join.asked_rank >= 0 else next(free)
-            found.append((applicant.peer, applicant.member(rank)))
-        return tuple(sorted(found, key=lambda entry: entry[1].rank))
+    def join(self, newcomer: Applicant, now: float) -> None:
+        """Handle a process that asks to join."""
+        peer = newcomer.peer
+        if peer in self._accepted:  # asked again over a new session; it keeps its place in the order
+            self._accepted[peer] = newcomer
+        else:
+            newcomer.came_at = now
+            problem = (
+                join_problem(newcomer.join, self._options)
+                or self._framework_problem(newcomer)
+                or self._loopback_problem(newcomer)
+                or self._reproducible_problem(newcomer)
+            )
+            if problem is None:
+                self._place(newcomer, now)
+            else:
+                self.refuse(peer, problem)
+        if peer in self._accepted:
+            _log.info("the node at %s is here", newcomer)
+        elif peer in self._claimants:
+            _log.info("the node at %s asks for the place of one that is here, and may have died", newcomer)
+
+    def heard(self, peer: Peer, now: float) -> None:
+        """Record a heartbeat of any process."""
+        self._disconnected.discard(peer)
+        applicant = self._applicant(peer)
+        if applicant is not None:
+            applicant.heard_at, applicant.beats = now, True
+
+    def busy(self, peer: Peer, seconds: float, now: float) -> None:
+        """Record that a process is silent, but the kernel of its machine acknowledges: it keeps its place."""
+        applicant = self._applicant(peer)
+        if applicant is not None:
+            _log.warning("%s", busy_text(f"the node at {applicant}", seconds))
+            applicant.heard_at = now
+
+    def connection_gone(self, peer: Peer, reason: str, *, refused: bool) -> bool:
+        """Handle that a process's connection is gone, or that nobody listens at its address. Return whether
+        it has ended.
+        """
+        applicant = self._applicant(peer)
+        if refused:
+            return peer in self._disconnected and applicant is not None
+        self._disconnected.add(peer)
+        if applicant is not None:
+            self._inquire(applicant)
+        return False
+
+    def remove(self, peer: Peer, reason: str, *, quietly: bool = False) -> None:
+        """End a process's session, and free its place."""
+        self._disconnected.discard(peer)
+        self._claimants.pop(peer, None)
+        removed = self._accepted.pop(peer, None)
+        if removed is not None and not quietly:
+            _log.warning("the node at %s has gone before all were here: %s", removed, reason)
+        self._outbox.add(Disconnect(peer=peer))
+
+    def begin_with(self, most: int) -> None:
+        """Wait for `most` nodes at most: the others will not come."""
+        self._needed = min(self._needed, most)
+
+    def check(self, now: float) -> None:
+        """Remove nodes that have fallen silent, and give free places to nodes that asked for them."""
+        timeout_s = self._options.heartbeat_timeout_s
+        applicants = [*self._accepted.values(), *self._claimants.values()]
+        for applicant in applicants:
+            if now - applicant.heard_at >= timeout_s - self._options.heartbeat_interval_s:
+                self._inquire(applicant)
+        for applicant in applicants:  # even if it never sent a heartbeat
+            if now - applicant.heard_at >= timeout_s:
+                self.remove(applicant.peer, f"no heartbeat for {timeout_s:g} s")
+        claimants, self._claimants = self._claimants, {}
+        for claimant in claimants.values():
+            self._place(claimant, now)
+
+    def remind(self, now: float) -> m.PeerGone | None:
+        """Tell waiting nodes for whom they wait. Returns why they should not wait any more, if so."""
+        text, limit = self.status_text(), self._options.join_timeout_s
+        if now - self._since >= limit:
+            reason = f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {text}"
+            return m.PeerGone(rank=-1, kind="timeout", reason=reason)
+        if now >= self._remind_at:
+            self._remind_at = now + REMIND_EVERY_S
+            _log.info("%s", text)
+            self._outbox.send(self.peers(), m.Waiting(text=text))
+        return None
+
+    def refuse(self, peer: Peer, reason: str) -> None:
+        """Tell a process why it cannot be in the job, and end its session."""
+        refuse(Refusal(peer, reason), self._outbox, self._counters)
+
+    # --------------------------------------------------------------------------------------- who gets a place
+
+    def _applicant(self, peer: Peer) -> Applicant | None:
+        return self._accepted.get(peer) or self._claimants.get(peer)
+
+    def _inquire(self, applicant: Applicant) -> None:
+        join = applicant.join
+        self._outbox.add(Inquire(peer=applicant.peer, host=join.host, port=join.port))
+
+    def _place(self, newcomer: Applicant, now: float) -> None:
+        """Give a node its place, and refuse those whose place it takes; or let it wait until it is certain
+        whether the one that has the place has died, or refuse it.
+        """
+        replaced = []
+        for other in list(self._accepted.values()):
+            conflict = self._conflict(newcomer, other, now)
+            if isinstance(conflict, str):
+                if other.heard_at - newcomer.came_at >= _PROOF_BEATS * self._options.heartbeat_interval_s:
+                    self.refuse(newcomer.peer, conflict)
+                else:
+                    self._claimants[newcomer.peer] = newcomer
+                return
+            if conflict is not None:
+                replaced.append(conflict)
+        for refusal in replaced:
+            del self._accepted[refusal.peer]
+        self._accepted[newcomer.peer] = newcomer
+        for refusal in replaced:
+            self.refuse(refusal.peer, refusal.reason)
 
     def _framework_problem(self, newcomer: Applicant) -> str | None:
         """Return why a node's framework does not fit those that wait. A program without one fits all."""
@@ -263,141 +339,6 @@ def _asks(applicant: Applicant) -> bool | None:
 
 def _rank_text(asked: int) -> str:
     return str(asked) if asked >= 0 else "any"
-
-
-# A job before it begins: nodes join, are refused or leave, until all are there.
-
-_log = logging.getLogger(__name__)
-
-
-class Startup:
-    """Tells the nodes of one job what `Rendezvous` decides, and for whom they wait.
-
-    Attributes:
-        forming_policy: all nodes have joined, and the first policy is being formed.
-    """
-
-    def __init__(
-        self, options: SchedulerOptions, outbox: LoggedOutbox, counters: Counters, now: float
-    ) -> None:
-        """Wait for nodes."""
-        self.forming_policy = False
-        self._options: Final = options
-        self._outbox: Final = outbox
-        self._counters: Final = counters
-        self._rendezvous: Final = Rendezvous(options)
-        self._since: Final = now
-        self._remind_at = now + REMIND_EVERY_S
-        self._disconnected: Final[set[Peer]] = set()
-
-    def join(self, applicant: Applicant, now: float) -> None:
-        """Handle a process that asks to join."""
-        peer = applicant.peer
-        for refusal in self._rendezvous.add(applicant, now):
-            self._refuse(refusal)
-        if self._rendezvous.is_accepted(peer):
-            _log.info("the node at %s is here", applicant)
-        elif peer in self._rendezvous:
-            _log.info("the node at %s asks for the place of one that is here, and may have died", applicant)
-
-    def refuse(self, peer: Peer, reason: str) -> None:
-        """Tell a process why it cannot be in the job, and end its session."""
-        self._refuse(Refusal(peer, reason))
-
-    def heard(self, peer: Peer, now: float) -> None:
-        """Record a heartbeat of any process."""
-        self._disconnected.discard(peer)
-        if peer in self._rendezvous:
-            self._rendezvous.heard(peer, now)
-
-    def busy(self, peer: Peer, seconds: float, now: float) -> None:
-        """Record that a process is silent, but the kernel of its machine acknowledges: it keeps its place."""
-        for applicant in self._rendezvous:
-            if applicant.peer == peer:
-                _log.warning("%s", busy_text(f"the node at {applicant}", seconds))
-                applicant.heard_at = now
-
-    def connection_gone(self, peer: Peer, reason: str, *, refused: bool) -> bool:
-        """Handle that a process's connection is gone, or that nobody listens at its address. Return whether
-        it has ended.
-        """
-        if refused:
-            return peer in self._disconnected and peer in self._rendezvous
-        self._disconnected.add(peer)
-        self._inquire(applicant for applicant in self._rendezvous if applicant.peer == peer)
-        return False
-
-    def _inquire(self, applicants: Iterable[Applicant]) -> None:
-        for applicant in applicants:
-            host, port = applicant.join.host, applicant.join.port
-            self._outbox.add(Inquire(peer=applicant.peer, host=host, port=port))
-
-    def remove(self, peer: Peer, reason: str, *, quietly: bool = False) -> None:
-        """End a process's session, and free its place."""
-        self._disconnected.discard(peer)
-        removed = self._rendezvous.remove(peer)
-        if removed is not None and not quietly:
-            _log.warning("the node at %s has gone before all were here: %s", removed, reason)
-        self._outbox.add(Disconnect(peer=peer))
-
-    def check(self, now: float) -> None:
-        """Remove nodes that have fallen silent, and give free places to nodes that asked for them."""
-        self._inquire(self._rendezvous.silent(now, beats=1))
-        for silent in self._rendezvous.silent(now):
-            self.remove(silent.peer, f"no heartbeat for {self._options.heartbeat_timeout_s:g} s")
-        for refusal in self._rendezvous.retry_claims(now):
-            self._refuse(refusal)
-
-    def remind(self, now: float) -> m.PeerGone | None:
-        """Tell waiting nodes for whom they wait. Returns why they should not wait any more, if so."""
-        text, limit = self.status_text(), self._options.join_timeout_s
-        if now - self._since >= limit:
-            reason = f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {text}"
-            return m.PeerGone(rank=-1, kind="timeout", reason=reason)
-        if now >= self._remind_at:
-            self._remind_at = now + REMIND_EVERY_S
-            _log.info("%s", text)
-            self._outbox.send(self.peers(), m.Waiting(text=text))
-        return None
-
-    def status_text(self) -> str:
-        """Return what the nodes wait for, in one line."""
-        if self.forming_policy and self.complete():
-            nodes = self._options.begin_with or self._options.num_workers
-            return f"all {nodes} nodes are here, and the first policy is being formed"
-        return self._rendezvous.waiting_text()
-
-    def begin_with(self, most: int) -> None:
-        """Wait for `most` nodes at most: the others will not come."""
-        self._rendezvous.needed(most)
-
-    def asking_for(self, rank: int) -> Peer | None:
-        """Return the process that has a rank's place; None: none has asked for it."""
-        return self._rendezvous.asking_for(rank)
-
-    def complete(self) -> bool:
-        """Return whether all nodes have joined."""
-        return self._rendezvous.complete()
-
-    @property
-    def reproducible(self) -> bool:
-        """Whether the scheduler or a node asks for results that are the same in each run."""
-        return self._rendezvous.reproducible
-
-    def peers(self) -> list[Peer]:
-        """Return the processes that have asked to join and were not refused."""
-        return [applicant.peer for applicant in self._rendezvous]
-
-    def assign_ranks(self) -> tuple[tuple[Peer, m.Member], ...]:
-        """Return the members by rank, once all nodes have joined."""
-        return self._rendezvous.assign_ranks()
-
-    def snapshots(self) -> tuple[NodeSnapshot, ...]:
-        """Return what is known of each node that has joined."""
-        return self._rendezvous.snapshots()
-
-    def _refuse(self, refusal: Refusal) -> None:
-        refuse(refusal, self._outbox, self._counters)
 
 
 # Checks of a request to join: whether a node can be in this job, whichever other nodes there are.

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-# A job as its replay log describes it: what another scheduler process needs to take it over. Pure.
+# A job as its replay log describes it: what another scheduler process needs to take it over.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,7 +174,7 @@ def departure_text(departure: Departure, view: int) -> str:
     return f"rank {departure.rank} is out of the job since view {view}: {departure.reason}"
 
 
-# The records of a replay log, and their form in the file: records <-> bytes. Pure.
+# The records of a replay log, and their form in the file: records <-> bytes.
 #
 #     the file    magic with the format's version, then records
 #     a record    length of its body, CRC-32C of its body (each u32, little-endian), body in MessagePack
@@ -324,7 +324,7 @@ def _damaged(name: str, at: int) -> str:
     return f"{name} is damaged at byte {at}: its job cannot be taken over; remove the file to begin anew"
 
 
-# Leases: grants of rounds are logged in blocks, so that most answers need no record. Pure.
+# Leases: grants of rounds are logged in blocks, so that most answers need no record.
 
 LEASE: Final = 16
 """Rounds of a key that one record covers. After a restart the next policy applies at most that much later."""
@@ -346,7 +346,7 @@ class Leases:
         return Leased(rounds=tuple(extended.items())) if extended else None
 
 
-# Whether what a replay log says can be one job. Pure.
+# Whether what a replay log says can be one job.
 #
 # Checksums find damage. This finds logs that another program has written, or somebody: a scheduler that went
 # on with one would fail later, and say less.
@@ -431,7 +431,11 @@ def _is_odd(spec: KeySpec, size: int) -> bool:
 
 
 class LoggedOutbox:
-    """Instructions for the endpoint, and the log records that must be written before these may leave."""
+    """Instructions for the endpoint, and the log records that must be written before these may leave.
+
+    Attributes:
+        keeps_log: records are written.
+    """
 
     def __init__(self, write: Callable[[list[Record]], None] | None = None) -> None:
         """Begin empty.
@@ -440,14 +444,10 @@ class LoggedOutbox:
             write: writes records to the replay log, before the instructions that follow from them are taken.
                 None: the job has no log.
         """
+        self.keeps_log: Final = write is not None
         self._instructions: list[Instruction] = []
         self._records: list[Record] = []
         self._write: Final = write
-
-    @property
-    def keeps_log(self) -> bool:
-        """Whether records are written."""
-        return self._write is not None
 
     def record(self, record: Record | None) -> None:
         """Add a record to the replay log, if there is one."""

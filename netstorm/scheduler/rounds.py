@@ -76,13 +76,6 @@ __all__ = [
 ]
 
 
-# Bindings: which policy each round of each key runs under, the same at every rank (design, §7).
-#
-# Keys advance at different paces, so bindings are per key: a table of (first round, version). What has been
-# granted never changes; a new version starts, for each key, one round after the highest that any rank has
-# been granted. A rank asks about round t + 1 when it begins round t, so that a topology request (TRP, arXiv
-# 2404.11352 §VII-A) costs no waiting.
-
 ROUNDS_AHEAD: Final = 1024
 """How far a rank may be ahead of the slowest in one key. A general node is never more than a few ahead: it
 contributes to two rounds beyond its last complete one. This only bounds what a faulty rank can make the
@@ -280,12 +273,9 @@ class Consistency:
             )
 
     def begun(self, rank: int, event: RoundBegun) -> RuleConflict | None:
-        """Record that a rank has begun a round. That grants it those that it may begin before it is complete.
-
-        Raises:
-            ProtocolViolation: a round that no correct node can have begun.
+        """Record that a rank has begun a round, which `check` allows. That grants it those that it may begin
+        before it is complete.
         """
-        self.check(rank, event)
         table, round = self._tables[event.key], event.round
         if table.restored and round - table.under_way > table.complete:
             table.complete = round - table.under_way
@@ -293,17 +283,17 @@ class Consistency:
         table.granted = max(table.granted, granted_by(round, table.under_way))
         if round <= table.complete:  # reported before
             return None
-        found = table.open.setdefault(round, _Begun())
-        found.ranks |= 1 << rank
+        begun = table.open.setdefault(round, _Begun())
+        begun.ranks |= 1 << rank
         conflict = None
         if event.rule != ANY_RULE:
-            if not found.named_by:
-                found.rule = event.rule
-            elif event.rule != found.rule:
-                first = found.named_by[0]
-                conflict = RuleConflict(first, found.rule, rank, event.rule, collective=table.collective)
-            if rank not in found.named_by:
-                found.named_by.append(rank)
+            if not begun.named_by:
+                begun.rule = event.rule
+            elif event.rule != begun.rule:
+                first = begun.named_by[0]
+                conflict = RuleConflict(first, begun.rule, rank, event.rule, collective=table.collective)
+            if rank not in begun.named_by:
+                begun.named_by.append(rank)
         self._advance(table)
         return conflict
 
@@ -499,11 +489,10 @@ class KeyRegistry:
                 f"rank {rank} registers {spec.name!r} as {spec.dtype!r}; what can be summed: "
                 + ", ".join(ITEM_BYTES)
             )
-        found = self._entries.get((spec.namespace, spec.name))
-        if found is not None:
-            return (
-                found.grant if found.spec == spec else KeyConflict(found.first_rank, found.spec, rank, spec)
-            )
+        entry = self._entries.get((spec.namespace, spec.name))
+        if entry is not None:
+            same = entry.spec == spec
+            return entry.grant if same else KeyConflict(entry.first_rank, entry.spec, rank, spec)
         if len(self._specs) >= MOST_KEYS or len(spec.name) > _MOST_NAME_CHARACTERS:
             raise ProtocolViolation(
                 f"rank {rank} registers key number {len(self._specs)}, with a name of {len(spec.name)} "
@@ -522,8 +511,6 @@ class KeyRegistry:
                 f"rank {rank} registers {spec.name!r} with {size} bytes: too large for any job"
             )
         chunk_size = self._chunk_size(rank, spec, size // item_bytes)
-        step = pitch(chunk_size, item_bytes, spec.form)
-        size = counted_bytes(size, chunk_size, item_bytes, spec.form)
         grant = KeyGrant(
             namespace=spec.namespace,
             name=spec.name,
@@ -532,31 +519,24 @@ class KeyRegistry:
             offset=offset,
             chunk_size=chunk_size,
         )
-        self._end = offset + size
-        self._add(spec)
-        self._count_factors(spec)
-        self._key_bytes.append(size)
-        self._chunk_bytes[step] = self._chunk_bytes.get(step, 0) + size
-        self._entries[spec.namespace, spec.name] = _KeyEntry(spec, grant, rank)
+        self.restore(rank, spec, grant)
         return grant
 
     def restore(self, rank: int, spec: KeySpec, grant: KeyGrant) -> None:
         """Add a key as another scheduler has numbered it. Call it in the order of their numbers."""
         item_bytes = ITEM_BYTES[spec.dtype]
-        size = item_bytes * math.prod(spec.shape)
-        step = pitch(grant.chunk_size, item_bytes, spec.form)
-        size = counted_bytes(size, grant.chunk_size, item_bytes, spec.form)
+        own_bytes = item_bytes * math.prod(spec.shape)
+        size = counted_bytes(own_bytes, grant.chunk_size, item_bytes, spec.form)
         self._end = max(self._end, grant.offset + size)
-        self._add(spec)
-        self._count_factors(spec)
-        self._key_bytes.append(size)
-        self._chunk_bytes[step] = self._chunk_bytes.get(step, 0) + size
-        self._entries[spec.namespace, spec.name] = _KeyEntry(spec, grant, rank)
-
-    def _add(self, spec: KeySpec) -> None:
         self._specs.append(spec)
         if spec.form == COLLECTIVE:
             self._groups.setdefault(spec.name.rpartition("/")[0], spec.members)
+        if spec.form == FACTORS:
+            self._factor_bytes += own_bytes
+        self._key_bytes.append(size)
+        step = pitch(grant.chunk_size, item_bytes, spec.form)
+        self._chunk_bytes[step] = self._chunk_bytes.get(step, 0) + size
+        self._entries[spec.namespace, spec.name] = _KeyEntry(spec, grant, rank)
 
     def _slot(self, spec: KeySpec, offset: int) -> int:
         """Return the slot of the first chunk. Factors are under way alone, so they are shared among the trees
@@ -567,10 +547,6 @@ class KeyRegistry:
         if spec.form == FACTORS:
             return slot_of(self._factor_bytes, LEAST_FACTORS)
         return slot_of(offset, self._sizes.smallest)
-
-    def _count_factors(self, spec: KeySpec) -> None:
-        if spec.form == FACTORS:
-            self._factor_bytes += ITEM_BYTES[spec.dtype] * math.prod(spec.shape)
 
     def _chunk_size(self, rank: int, spec: KeySpec, elements: int) -> int:
         """Return the elements of a chunk."""
@@ -596,7 +572,7 @@ def _kind(spec: KeySpec) -> str:
     return f"{tuple(spec.shape)} {spec.dtype}{_FORMS.get(spec.form, f' in form {spec.form}')}{members}"
 
 
-# Who may say what of keys and rounds: checks of messages against what the scheduler has fixed. Pure.
+# Who may say what of keys and rounds: checks of messages against what the scheduler has fixed.
 
 _BEYOND: Final = 1024
 """Rounds after the last granted one that a report may still name: a scheduler that took the job over from
@@ -730,7 +706,6 @@ def _root(policy: Policy | None, slot: int) -> int | None:
 
 
 # Comparing collective calls that wait: whether all members of a group make the same calls in the same order.
-# Pure.
 
 _REPORTS_S: Final = 1.25
 """How long to wait, once a call has timed out at one rank, for the reports of those that have made it: they
@@ -914,7 +889,7 @@ class ReplicaCheck:
         return None
 
 
-# How many local steps each node takes so that all are ready to exchange at the same time (ESync). Pure.
+# How many local steps each node takes so that all are ready to exchange at the same time (ESync).
 #
 # A node is ready k·c + m after the last exchange: k local steps of c seconds each, and m seconds until its
 # values are where they are summed. The slowest node takes the fewest steps, and all others as many as they
@@ -966,7 +941,7 @@ def balanced_steps(nodes: Mapping[int, NodeTimes]) -> dict[int, int]:
     }
 
 
-# The state server of ESync: collects how long nodes' local steps take, and answers with their number. Pure.
+# The state server of ESync: collects how long nodes' local steps take, and answers with their number.
 #
 # A node reports when it has taken its steps and begins to exchange. When all have, the answers go out, while
 # the exchange is under way; so a node that has the sum knows how many steps follow. How long a node has
@@ -1001,7 +976,6 @@ class StateServer:
     """The state server of one job."""
 
     def __init__(self) -> None:
-        """Begin without reports."""
         self._trainings: Final[dict[int, _Training]] = {}
 
     def report(self, rank: int, report: StepTimes, members: Collection[int], now: float) -> list[Grant]:
@@ -1041,13 +1015,13 @@ class StateServer:
             members: as in `report`.
             present: all ranks that are in the job; what is known of others is forgotten.
         """
-        found = []
+        grants = []
         for number, training in self._trainings.items():
             for rank in [rank for rank in training.reports if rank not in present]:
-                for known in (training.reports, training.times, training.arrived, training.waited):
-                    known.pop(rank, None)
-            found += [(number, grant) for grant in _grants(training, members)]
-        return found
+                for by_rank in (training.reports, training.times, training.arrived, training.waited):
+                    by_rank.pop(rank, None)
+            grants += [(number, grant) for grant in _grants(training, members)]
+        return grants
 
 
 def _check(rank: int, report: StepTimes) -> None:

@@ -27,8 +27,7 @@ from netstorm.protocol.authority import not_authorised
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse, refuse_other_key
 from netstorm.pslite.proofs import SchedulerSecret
-from netstorm.scheduler.job import FirstPolicy, abort_reason
-from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.machine import FirstPolicy, SchedulerMachine, abort_reason
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies import (
     FormationRequest,
@@ -53,14 +52,6 @@ __all__ = [
     "network_file_nodes",
 ]
 
-
-# Several jobs on one scheduler: a machine that holds one `SchedulerMachine` for each job. Pure.
-#
-# A process says in its `Hello` which job it belongs to. The first process that asks to join a job opens it,
-# and says how many nodes it has unless the scheduler knows that. Jobs share the sockets, the numbering of
-# processes, the process that forms policies, and the rates of a network that several of them use
-# (`link_shares`). They share nothing else, so a job cannot disturb another one. A name is free again once its
-# job has ended.
 
 _log = logging.getLogger(__name__)
 
@@ -113,29 +104,39 @@ class SeveralJobs:
         self.current_job = ""
         self._settings: Final = settings
         self._registry: Final = ProcessRegistry()
-        self._opening: Final = JobOpening(
-            settings,
-            self._registry,
-            release=release,
-            network_nodes=network_nodes,
-            boot=boot,
-            open_log=open_log,
-            secret=secret,
-        )
+        self._release: Final = release
+        self._network_nodes: Final = network_nodes
+        self._boot: Final = boot
+        self._open_log: Final = open_log
+        self._secret: Final = secret
+        self._stopping = False
         self._outbox: Final = LoggedOutbox()
         self._slots: list[JobSlot] = []
         """In order of arrival. Of several with one name, only the last can be joined."""
         self._slot_of: dict[Peer, JobSlot] = {}
         self._running: list[JobSlot] = []
         """The jobs that have a share of the network."""
-        self._requests: Final = PendingRequests()
+        self._request_numbers: Final = itertools.count(1)
+        self._requests: Final[dict[int, tuple[JobSlot, int]]] = {}
+        """Whose result a number is for, and the number that the job itself gave it, which is not unique."""
         self._ended = 0
         self._failed = 0
 
     def resume(self, jobs: Iterable[LoggedJob], now: float) -> None:
         """Go on with jobs that another process served. Call it before anything else."""
         for job in jobs:
-            slot = self._add(self._opening.resumed(job, now))
+            machine = SchedulerMachine(
+                self._job_options(job.settings, job.replayed.began.first_node_settings),
+                job.replayed.policies[job.replayed.version],
+                now=now,
+                registry=self._registry,
+                assumed=job.planned if job.settings.awareness else None,
+                planned=job.planned,
+                write=job.log.write,
+                replayed=job.replayed,
+            )
+            slot = self._add(JobSlot(machine, job.settings, job.log))
+            slot.peers.update(machine.peers)
             self._slot_of.update(dict.fromkeys(slot.peers, slot))
             self._settle(slot, now)
 
@@ -160,11 +161,11 @@ class SeveralJobs:
 
     def snapshots(self, now: float) -> tuple[JobSnapshot, ...]:
         """Return the snapshots of all jobs that are here, in order of arrival."""
-        return tuple(machine.view.snapshot(now) for machine in self.jobs)
+        return tuple(machine.snapshot(now) for machine in self.jobs)
 
     def first_policy_formed(self, answer: FirstPolicyResult, now: float) -> None:
         """Receive the result of a request that `on_first_policy` was called for."""
-        slot, _ = self._requests.pop(answer.number)
+        slot, _ = self._requests.pop(answer.number, (None, 0))
         if slot is None or slot not in self._slots:
             return
         machine = slot.machine
@@ -181,14 +182,14 @@ class SeveralJobs:
 
     def policy_formed(self, answer: FormationResult, now: float) -> None:
         """Receive the result of a formation that `on_form` was called for."""
-        slot, own_number = self._requests.pop(answer.number)
+        slot, own_number = self._requests.pop(answer.number, (None, 0))
         if slot is not None and slot in self._slots:
             own = msgspec.structs.replace(answer, number=own_number)
             self._run(slot, functools.partial(slot.machine.policy_formed, own, now), now)
 
     def stop(self, reason: str, now: float) -> None:
         """End all jobs because this process must end; no further one begins."""
-        self._opening.closed = True
+        self._stopping = True
         for slot in list(self._slots):
             self._run(slot, functools.partial(slot.machine.stop, reason, now), now)
         self._end_if_due()
@@ -289,10 +290,51 @@ class SeveralJobs:
             if slot.name == name and not slot.ending:
                 return slot
         try:
-            return self._add(self._opening.new(name, join, self._slots, ended=self._ended, now=now))
+            return self._add(self._open(name, join, now))
         except UsageError as error:
             refuse(Refusal(peer, str(error)), self._outbox, self.counters)
             return None
+
+    def _open(self, name: str, join: m.Join, now: float) -> JobSlot:
+        """Open a job for the first node that asks to join it.
+
+        Raises:
+            UsageError: there is no room, or no job can have these settings; says what to do.
+        """
+        present = [slot.name for slot in self._slots if not slot.ending]
+        ended = self._ended + len(self._slots) - len(present)
+        check_room(self._settings, name, present, ended=ended, stopping=self._stopping)
+        settings = job_settings(
+            self._settings, name, join.num_workers, join.must_agree, network_nodes=self._network_nodes
+        )
+        for slot in self._slots:
+            if slot.name == name:
+                slot.close_log()
+        log = None if self._open_log is None else self._open_log(name)
+        machine = SchedulerMachine(
+            self._job_options(settings, join.must_agree),
+            None,
+            now=now,
+            registry=self._registry,
+            write=None if log is None else log.write,
+        )
+        if self._network_nodes and not settings.network_file:
+            _log.warning(
+                "job %r has %d nodes, NETSTORM_NETWORK describes %d: all its links are assumed equal",
+                name,
+                settings.num_workers,
+                self._network_nodes,
+            )
+        return JobSlot(machine, settings, log)
+
+    def _job_options(self, settings: Settings, first_node_settings: Mapping[str, str]) -> SchedulerOptions:
+        return SchedulerOptions.from_settings(
+            settings,
+            release=self._release,
+            boot=self._boot,
+            first_node_settings=first_node_settings,
+            secret=self._secret,
+        )
 
     def _add(self, slot: JobSlot) -> JobSlot:
         slot.machine.on_all_joined = lambda: self._ask_first_policy(slot)
@@ -303,13 +345,18 @@ class SeveralJobs:
     def _ask_first_policy(self, slot: JobSlot) -> None:
         slot.link_share = link_shares([*(running.claim for running in self._running), slot.claim])[-1]
         if self.on_first_policy is not None:
-            number = self._requests.add(slot, 0)
+            number = self._number_request(slot, 0)
             self.on_first_policy(FirstPolicyRequest(number, slot.settings, slot.link_share))
 
     def _ask_policy(self, slot: JobSlot, request: FormationRequest) -> None:
         if self.on_form is not None:
-            number = self._requests.add(slot, request.number)
+            number = self._number_request(slot, request.number)
             self.on_form(msgspec.structs.replace(request, number=number))
+
+    def _number_request(self, slot: JobSlot, own_number: int) -> int:
+        number = next(self._request_numbers)
+        self._requests[number] = slot, own_number
+        return number
 
     # ------------------------------------------------------------------------------ jobs that run, and end
 
@@ -358,9 +405,7 @@ class SeveralJobs:
         for slot, share in zip(self._running, shares, strict=True):
             if share != slot.link_share:
                 slot.link_share = share
-                slot.machine.policies.set_link_share(
-                    share, f"{why}: this one plans with {share:.0%} of each link"
-                )
+                slot.machine.set_link_share(share, f"{why}: this one plans with {share:.0%} of each link")
 
     def _detach(self, slot: JobSlot, peer: Peer) -> None:
         """Forget that a process belongs to a job."""
@@ -387,7 +432,7 @@ class SeveralJobs:
 
     def _end_if_due(self) -> None:
         enough = self._settings.jobs and self._ended >= self._settings.jobs
-        if self._slots or self.outcome is not None or not (self._opening.closed or enough):
+        if self._slots or self.outcome is not None or not (self._stopping or enough):
             return
         text = f"{self._ended} jobs have ended, {self._failed} of them have failed"
         self.outcome = outcome = Outcome(int(self._failed > 0), text)
@@ -396,7 +441,7 @@ class SeveralJobs:
             self._outbox.add(Call(function=lambda: on_over(outcome)))
 
 
-# Admission control of jobs: whether a scheduler of several opens one more, and with which settings. Pure.
+# Admission control of jobs: whether a scheduler of several opens one more, and with which settings.
 
 _MOST_NODES: Final = 1024
 """Nodes of a job whose size the scheduler does not know: a bound on what a process can ask for."""
@@ -477,7 +522,7 @@ def _short(name: str) -> str:
     return repr(name[:64])
 
 
-# Link shares: the part of a network that each of several jobs plans with. Pure.
+# Link shares: the part of a network that each of several jobs plans with.
 #
 # MLNET gives jobs on a shared network different priorities [1]_. Here each job's trees are formed for its
 # share of every rate: its weight among the weights of all running jobs that use the same network. Shares are
@@ -505,7 +550,7 @@ def link_shares(claims: Sequence[NetworkClaim]) -> list[float]:
     return [claim.weight / total[claim.network] if claim.network else 1.0 for claim in claims]
 
 
-# One job of a scheduler of several: its machine, its processes and its log. Pure.
+# One job of a scheduler of several: its machine, its processes and its log.
 
 
 class JobLog(Protocol):
@@ -573,109 +618,7 @@ class JobSlot:
             self._log.close()
 
 
-# Opening a job on a scheduler of several: its settings, its log and its machine. Pure.
-
-
-class JobOpening:
-    """Makes the slots of new jobs, and of jobs that another process served.
-
-    Attributes:
-        closed: no further job may begin, because the scheduler is being stopped.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        registry: ProcessRegistry,
-        *,
-        release: str,
-        network_nodes: int,
-        boot: str,
-        open_log: Callable[[str], JobLog] | None,
-        secret: SchedulerSecret | None,
-    ) -> None:
-        """Open no job yet; see `SeveralJobs` for the arguments. `registry`: the processes of all jobs."""
-        self.closed = False
-        self._settings: Final = settings
-        self._registry: Final = registry
-        self._release: Final = release
-        self._network_nodes: Final = network_nodes
-        self._boot: Final = boot
-        self._open_log: Final = open_log
-        self._secret: Final = secret
-
-    def new(self, name: str, join: m.Join, slots: Iterable[JobSlot], *, ended: int, now: float) -> JobSlot:
-        """Open a job for the first node that asks to join it.
-
-        Args:
-            name: of the job.
-            join: what the node says.
-            slots: of all jobs that are here.
-            ended: how many jobs have ended and left no slot.
-            now: the time.
-
-        Raises:
-            UsageError: there is no room, or no job can have these settings; says what to do.
-        """
-        slots = list(slots)
-        present = [slot.name for slot in slots if not slot.ending]
-        check_room(
-            self._settings,
-            name,
-            present,
-            ended=ended + len(slots) - len(present),
-            stopping=self.closed,
-        )
-        settings = job_settings(
-            self._settings, name, join.num_workers, join.must_agree, network_nodes=self._network_nodes
-        )
-        for slot in slots:
-            if slot.name == name:
-                slot.close_log()
-        log = None if self._open_log is None else self._open_log(name)
-        machine = SchedulerMachine(
-            self._options(settings, join.must_agree),
-            None,
-            now=now,
-            registry=self._registry,
-            write=None if log is None else log.write,
-        )
-        if self._network_nodes and not settings.network_file:
-            _log.warning(
-                "job %r has %d nodes, NETSTORM_NETWORK describes %d: all its links are assumed equal",
-                name,
-                settings.num_workers,
-                self._network_nodes,
-            )
-        return JobSlot(machine, settings, log)
-
-    def resumed(self, job: LoggedJob, now: float) -> JobSlot:
-        """Go on with a job that another process served."""
-        machine = SchedulerMachine(
-            self._options(job.settings, job.replayed.began.first_node_settings),
-            job.replayed.policies[job.replayed.version],
-            now=now,
-            registry=self._registry,
-            assumed=job.planned if job.settings.awareness else None,
-            planned=job.planned,
-            write=job.log.write,
-            replayed=job.replayed,
-        )
-        slot = JobSlot(machine, job.settings, job.log)
-        slot.peers.update(machine.view.peers)
-        return slot
-
-    def _options(self, settings: Settings, first_node_settings: Mapping[str, str]) -> SchedulerOptions:
-        return SchedulerOptions.from_settings(
-            settings,
-            release=self._release,
-            boot=self._boot,
-            first_node_settings=first_node_settings,
-            secret=self._secret,
-        )
-
-
-# The first policy of a job on a scheduler of several, formed for the job's share of the network. Pure.
+# The first policy of a job on a scheduler of several, formed for the job's share of the network.
 #
 # It is formed once all nodes of the job have joined. With many nodes that takes seconds, so it must not run
 # on the scheduler's own thread.
@@ -723,24 +666,3 @@ def form_first_policy(request: FirstPolicyRequest) -> FirstPolicyResult:
     except UsageError as error:
         return FirstPolicyResult(request.number, problem=f"job {settings.job!r} cannot begin: {error}")
     return FirstPolicyResult(request.number, policy, assumption)
-
-
-# Formation requests of several jobs whose results come later: which job a result is for. Pure.
-
-
-class PendingRequests:
-    """Numbers the requests of all jobs: the jobs' own numbers are not unique."""
-
-    def __init__(self) -> None:
-        self._numbers: Final = itertools.count(1)
-        self._pending: dict[int, tuple[JobSlot, int]] = {}
-
-    def add(self, slot: JobSlot, own_number: int) -> int:
-        """Return a number for a request to which its job gave `own_number`."""
-        number = next(self._numbers)
-        self._pending[number] = (slot, own_number)
-        return number
-
-    def pop(self, number: int) -> tuple[JobSlot | None, int]:
-        """Return the job that a result is for, and the job's own number; None: no such request is pending."""
-        return self._pending.pop(number, (None, 0))

@@ -34,12 +34,6 @@ __all__ = [
 ]
 
 
-# A snapshot: everything about a job at one moment, for people and programs that watch it. Pure.
-#
-# The scheduler's own thread takes snapshots, so that must be cheap: they only refer to values that never
-# change. Another thread turns a snapshot into a `JobStatus`.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
     """One node. Before it has a rank, `member.rank` is the one that it asks for (-1: any)."""
@@ -176,7 +170,7 @@ class Outcome:
         return cls(NOBODY_JOINED, f"job {job!r} has failed: {_NOBODY_JOINED}")
 
 
-# Announcements: what nodes last reported of themselves and of the links into them. Pure.
+# Announcements: what nodes last reported of themselves and of the links into them.
 
 _log = logging.getLogger(__name__)
 
@@ -246,7 +240,7 @@ class Announcements:
         ]
 
 
-# The policy history of a job: since when the policy in force applies, and the last ones before it. Pure.
+# The policy history of a job: since when the policy in force applies, and the last ones before it.
 
 _REMEMBERED_POLICIES: Final = 20
 """Replaced policies whose reasons are remembered."""

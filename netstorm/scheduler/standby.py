@@ -64,6 +64,8 @@ class StandbyMachine:
         options: of the job.
         counters: of the process.
         job: the machine that serves the job; None until it is taken over.
+        on_over: see `SchedulerMachine`.
+        on_form: see `SchedulerMachine`.
     """
 
     def __init__(
@@ -95,29 +97,11 @@ class StandbyMachine:
         self._since = math.inf
         self._status_at = now + self._status_every_s
         self._instructions: list[Instruction] = []
-        self._on_over: Callable[[Outcome], None] | None = None
-        self._on_form: Callable[[FormationRequest], None] | None = None
+        self.on_over: Callable[[Outcome], None] | None = None
+        self.on_form: Callable[[FormationRequest], None] | None = None
         self._ended: Outcome | None = None
 
     # ------------------------------------------------------------------------------- what its process needs
-
-    @property
-    def on_over(self) -> Callable[[Outcome], None] | None:
-        """See `SchedulerMachine`."""
-        return self._on_over
-
-    @on_over.setter
-    def on_over(self, function: Callable[[Outcome], None] | None) -> None:
-        self._on_over = function
-
-    @property
-    def on_form(self) -> Callable[[FormationRequest], None] | None:
-        """See `SchedulerMachine`."""
-        return self._on_form
-
-    @on_form.setter
-    def on_form(self, function: Callable[[FormationRequest], None] | None) -> None:
-        self._on_form = function
 
     @property
     def _status_every_s(self) -> float:
@@ -143,8 +127,8 @@ class StandbyMachine:
             self.job.stop(reason, now)
         else:
             self._ended = Outcome(0, f"standby of job {self.options.job!r}: {reason}; it was not needed")
-            if self._on_over is not None:
-                self._on_over(self._ended)
+            if self.on_over is not None:
+                self.on_over(self._ended)
 
     def abort(self, error: Exception, now: float) -> None:
         """End the job because this process cannot go on."""
@@ -259,7 +243,7 @@ class StandbyMachine:
         inquiry.tick(now, missing)
         if inquiry.error:
             self._ended = ended = Outcome(2, f"job {self.options.job!r} is not taken over: {inquiry.error}")
-            on_over = self._on_over
+            on_over = self.on_over
             if on_over is not None:
                 self._instructions.append(Call(function=lambda: on_over(ended)))
 
@@ -294,7 +278,7 @@ class StandbyMachine:
             write=self._write,
             replayed=replayed,
         )
-        self.job.on_over, self.job.on_form = self._on_over, self._on_form
+        self.job.on_over, self.job.on_form = self.on_over, self.on_form
         for peer, resume in self._resumes.items():
             try:
                 self.job.receive(peer, resume, None, None, now)
@@ -303,7 +287,7 @@ class StandbyMachine:
                 _log.warning("refused what process %d says of the job: %s", peer, error)
 
 
-# How a scheduler that takes a job over finds its nodes, given the addresses of some of them. Pure.
+# How a scheduler that takes a job over finds its nodes, given the addresses of some of them.
 #
 # It asks each for the members of the job, and tells it where it listens itself. A node that has lost its
 # scheduler comes. So one peer that is alive is enough, and what a peer says of others decides only whom to
@@ -527,7 +511,7 @@ def _some(texts: Iterable[str]) -> list[str]:
     return found[:_SHOWN] + [f"{len(found) - _SHOWN} more"] * (len(found) > _SHOWN)
 
 
-# A job as its nodes report it: what another scheduler needs to take it over without a log. Pure.
+# A job as its nodes report it: what another scheduler needs to take it over without a log.
 
 _AHEAD: Final = 1024
 """Rounds beyond all that were reported as granted which count as granted: a rank that did not report may know
@@ -543,7 +527,6 @@ class ReportedJob:
     """
 
     def __init__(self) -> None:
-        """Begin without reports."""
         self._reports: Final[dict[int, tuple[tuple[int, bool], JobReport]]] = {}
         """By incarnation: the view that a node knows, whether it was agreed on, and its report."""
         self._users: Final[dict[int, str]] = {}
@@ -720,7 +703,7 @@ def _rows(reports: list[JobReport], key: int, granted: int, newest: int) -> list
     return found if found[-1][1] == newest else [*found, (granted + 1, newest)]
 
 
-# Checks of what a node reports of its job: whether the parts fit together, and are the node's own. Pure.
+# Checks of what a node reports of its job: whether the parts fit together, and are the node's own.
 #
 # A node could still report a job that never was. A standby scheduler goes on only with a majority of the
 # newest view's members, each of which has reported itself.

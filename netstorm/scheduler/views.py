@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,15 +14,16 @@ from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Peer, bits_from_wire, bits_to_wire, ranks_in
 from netstorm.protocol.messages import Member, Recovery, RoundResults, ViewAgreed, ViewReport
-from netstorm.scheduler.job_rounds import JobRounds
+from netstorm.scheduler.job import Job
 from netstorm.scheduler.members import Members, describe_member, list_some
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.policies import InitialAssumptions
 from netstorm.scheduler.rendezvous import Applicant, Refusal, join_problem
 from netstorm.scheduler.replay_log import LoggedOutbox, ReplayedJob, Viewed, departure_text
 from netstorm.scheduler.snapshot import ViewChange
 from netstorm.topology.policy import Policy
 
-__all__ = ["JobViews", "Latecomers", "RankPlace", "ViewAgreement", "with_free_places"]
+__all__ = ["JobWithViews", "Latecomers", "RankPlace", "ViewAgreement", "with_free_places"]
 
 
 # The views of a job that nodes may leave and join: who is in, and how everybody learns of it.
@@ -33,198 +34,223 @@ _REMEMBERED: Final = 50
 """Changes of the view that are shown to people."""
 
 
-class JobViews:
-    """The views of one job. A method that finds that the job cannot go on returns the reason.
+class JobWithViews(Job):
+    """A job that nodes may leave and join.
 
     Attributes:
-        number: of the present view.
-        silent: ranks that have joined and do not have the job's state yet.
+        view: number of the present view.
         later: ranks that have joined later.
         departed: by incarnation of a process that is in the job no more: why.
-        events: the last changes, the newest last.
+        changes: the last ones, the newest last.
     """
 
     def __init__(
-        self, members: Members, rounds: JobRounds, outbox: LoggedOutbox, options: SchedulerOptions
+        self,
+        members: Sequence[tuple[Peer, Member]],
+        policy: Policy,
+        options: SchedulerOptions,
+        outbox: LoggedOutbox,
+        now: float,
+        *,
+        assumed: InitialAssumptions | None = None,
+        planned: InitialAssumptions | None = None,
+        replayed: ReplayedJob | None = None,
+        reproducible: bool = False,
     ) -> None:
-        """Begin with the first view.
-
-        Args:
-            members: the nodes.
-            rounds: end and go on under the policy of each view.
-            outbox: takes log records.
-            options: of the job. If another scheduler may take over, only a majority goes on.
-        """
-        self._majority: Final = options.majority
-        self.number = 0
-        self.silent: tuple[int, ...] = ()
-        self.later: tuple[int, ...] = ()
-        self.departed: Final[dict[int, str]] = {}
-        self.events: Final[deque[ViewChange]] = deque(maxlen=_REMEMBERED)
-        self._members: Final = members
-        self._rounds: Final = rounds
-        self._outbox: Final = outbox
-        self._agreed_size = len(members.present)
-        self._must_begin = False
-        self._taking_over = False
+        """Begin with the first view, or go on where another process stopped; see `Job`."""
+        super().__init__(
+            members,
+            policy,
+            options,
+            outbox,
+            now,
+            assumed=assumed,
+            planned=planned,
+            replayed=replayed,
+            reproducible=reproducible,
+        )
+        self.view = 0 if replayed is None else replayed.view
+        self.later: tuple[int, ...] = policy.later if replayed is not None else ()
+        self.departed: Final[dict[int, str]] = {} if replayed is None else dict(replayed.departed)
+        self.changes: Final[deque[ViewChange]] = deque(maxlen=_REMEMBERED)
+        self._agreed_size = (replayed.agreed_size if replayed else 0) or len(self.members.present)
+        self._must_begin = replayed is not None and replayed.taken_over
+        self._taking_over = self._must_begin
         """The first view of this scheduler, which took the job over from its nodes, is not agreed on yet."""
         self._agreement: ViewAgreement | None = None
         self._announcement: m.NewView | None = None
         """Of the present view."""
-
-    def restore(self, replayed: ReplayedJob) -> None:
-        """Go on where another process stopped."""
-        self.number = replayed.view
-        self.silent = replayed.policies[replayed.version].silent
-        self.later = replayed.policies[replayed.version].later
-        self.departed.update(replayed.departed)
-        self._must_begin = self._taking_over = replayed.taken_over
-        self._agreed_size = replayed.agreed_size or self._agreed_size
-
-    def welcomed(self, rank: int) -> None:
-        """Announce the present view to a rank that has just been told that it has joined, perhaps once more:
-        if its session broke before it could hear that, it has missed the view, too.
-        """
-        if self._agreement is not None and self._announcement is not None and rank in self._agreement.missing:
-            self._members.send([rank], self._announcement)
-
-    def resumed(self, rank: int, view: int, *, changing: bool, now: float) -> None:
-        """Handle a rank whose session with another scheduler process ended. If it may have missed what was
-        said of a view, a new one begins.
-        """
-        if self._agreement is not None and self._announcement is not None:
-            if rank in self._agreement.missing and view != self.number:
-                self._members.send([rank], self._announcement)  # it could not be told before
-        elif changing or view != self.number or self._must_begin:
-            self._begin(
-                (), (), f"rank {rank} may not know view {self.number}: the scheduler was restarted", now
-            )
 
     @property
     def changing(self) -> bool:
         """Whether the present view is not agreed on yet."""
         return self._agreement is not None
 
-    def waiting_text(self) -> str:
+    # --------------------------------------------------------------------------------- what `Job` leaves open
+
+    def welcome(self, rank: int, now: float) -> None:
+        """Tell a node that it has joined, perhaps once more: if its session broke before it could hear that,
+        it has missed the view, too.
+        """
+        super().welcome(rank, now)
+        if self._agreement is not None and self._announcement is not None and rank in self._agreement.missing:
+            self._send(rank, self._announcement)
+
+    def _joined(self, rank: int, policy: Policy) -> m.Joined:
+        numbers = range(len(self.keys))
+        return msgspec.structs.replace(
+            super()._joined(rank, policy),
+            later=rank in self.silent,
+            keys=tuple(map(self.keys.spec, numbers)),
+            grants=tuple(map(self.keys.grant, numbers)),
+        )
+
+    def receive(self, rank: int, message: m.Message, now: float) -> m.PeerGone | None:
+        """Handle a member's message. Returns with which rank the job cannot go on, if so.
+
+        Raises:
+            ProtocolViolation: no correct node sends that.
+        """
+        match message:
+            case m.ViewReport():
+                return self._report(rank, message)
+            case m.CaughtUp():
+                self._caught_up(rank)
+                return None
+            case _:
+                return super().receive(rank, message, now)
+
+    def _resume_view(self, rank: int, message: m.Resume, now: float) -> None:
+        """Begin a new view if the rank may have missed what was said of the present one."""
+        if self._agreement is not None and self._announcement is not None:
+            if rank in self._agreement.missing and message.view != self.view:
+                self._send(rank, self._announcement)  # it could not be told before
+        elif message.changing or message.view != self.view or self._must_begin:
+            text = f"rank {rank} may not know view {self.view}: the scheduler was restarted"
+            self._begin_view((), (), text, now)
+
+    def _with_members(self, policy: Policy) -> Policy:
+        return msgspec.structs.replace(
+            policy, members=self.members.present, silent=self.silent, later=self.later
+        )
+
+    def view_waiting_text(self) -> str:
         """Return for whose reports the present view waits; empty: for none."""
         if self._agreement is None:
             return ""
-        missing = list_some(map(self._members.describe, sorted(self._agreement.missing)))
-        return f"view {self.number} waits for reports of {missing}"
+        missing = list_some(map(self.members.describe, sorted(self._agreement.missing)))
+        return f"view {self.view} waits for reports of {missing}"
 
-    def remove(self, ranks: Iterable[int], reason: str, now: float) -> m.PeerGone | None:
-        """Go on without ranks, and tell them why if they are alive."""
-        gone = sorted(set(ranks) & set(self._members.present))
-        if not gone:
-            return None
-        for rank in gone:
-            member = self._members.all[rank]
-            self.departed[member.incarnation] = departure_text(m.Departure(rank, reason), self.number + 1)
-            self._members.remove(rank)
-            self._rounds.without(rank)
-        self.silent = tuple(rank for rank in self.silent if rank not in gone)
-        self.later = tuple(rank for rank in self.later if rank not in gone)
-        contributors = set(self._members.present) - set(self.silent)
-        if not contributors:
+    # ------------------------------------------------------------------------------------ leaving and joining
+
+    def go_on_without(self, rank: int, reason: str, now: float) -> m.PeerGone | None:
+        """Go on without a rank, and tell it why if it is alive. Returns why the job cannot go on, if so."""
+        if rank not in self.members.present:
+            return m.PeerGone(rank=rank, kind="lost", reason=reason)
+        self.finished.pop(rank, None)
+        self.link_failures.without(rank)
+        self._replicas.set_ranks(set(self.members.present) - {rank})
+        gone = self._remove(rank, reason, now)
+        if gone is None:
+            self._send_reached(self._barriers.remove(rank))
+            gone = self._in_vain()
+        self._regrant_steps()
+        if gone is None and self.link_failures.failures:
+            self._announce_links()  # detours over this rank lead over others now
+        if gone is None and self.awareness is not None:
+            self.awareness.members_changed(f"rank {rank} has left the job")
+        return gone
+
+    def _remove(self, rank: int, reason: str, now: float) -> m.PeerGone | None:
+        departure = m.Departure(rank, reason)
+        self.departed[self.members.all[rank].incarnation] = departure_text(departure, self.view + 1)
+        self.members.remove(rank)
+        self._consistency.without(rank)
+        self._calls.without(rank)
+        self.silent = tuple(other for other in self.silent if other != rank)
+        self.later = tuple(other for other in self.later if other != rank)
+        if not set(self.members.present) - set(self.silent):
             return m.PeerGone(
-                rank=gone[-1], kind="lost", reason=f"{reason}; no rank is left that has the job's state"
+                rank=rank, kind="lost", reason=f"{reason}; no rank is left that has the job's state"
             )
         text = self._others_may_go_on()
         if text:
             return m.PeerGone(rank=-1, kind="lost", reason=f"{reason}; {text}")
-        self._begin(tuple(m.Departure(rank, reason) for rank in gone), (), reason, now)
+        self._begin_view((departure,), (), reason, now)
         return None
 
     def _others_may_go_on(self) -> str:
-        """Return why another scheduler may go on with the ranks that are not here; empty: none can."""
-        here, before = len(self._members.present), self._agreed_size
-        if self._majority and 2 * here <= before:
+        """Return why another scheduler may go on with the ranks that are not here; empty: none can. If
+        another scheduler may take over, only a majority goes on.
+        """
+        here, before = len(self.members.present), self._agreed_size
+        if self._options.majority and 2 * here <= before:
             return (
                 f"with {here} of {before} nodes left there is no majority here, and another scheduler may go "
                 "on with the others"
             )
-        if self._taking_over and not self._majority and here < before:
+        if self._taking_over and not self._options.majority and here < before:
             return (
                 f"this scheduler takes the job over, for which it needs all {before} nodes, since the one "
                 "before may go on with any (NETSTORM_RECOVERABLE)"
             )
         return ""
 
-    def add(self, rank: int, member: m.Member, now: float) -> None:
-        """Go on with one more node, which has no state yet. It has been told that it has joined."""
+    def admit_later(self, rank: int, peer: Peer, member: Member, now: float) -> None:
+        """Go on with one more node, at a place that is free. It has no state yet."""
+        self.members.add(peer, member, now)
+        self._send_reached(self._barriers.remove(rank))
+        self.link_failures.with_rank(rank)
         self.silent = tuple(sorted({*self.silent, rank}))
         self.later = tuple(sorted({*self.later, rank}))
-        self._begin((), (rank,), f"{describe_member(member)} has come", now)
+        self.welcome(rank, now)
+        self._begin_view((), (rank,), f"{describe_member(member)} has come", now)
 
-    def waits_for(self, rank: int, view: int) -> bool:
-        """Return whether a rank is to report on a view."""
-        agreement = self._agreement
-        return agreement is not None and agreement.view == view and rank in agreement.missing
-
-    def report(self, rank: int, message: m.ViewReport) -> m.PeerGone | None:
-        """Handle a member's report; once all have reported, tell them what is agreed. Returns with which
-        member that is impossible, if so.
-
-        Raises:
-            ProtocolViolation: the rank was not asked, or has reported before.
-        """
-        if self._agreement is None:
-            raise ProtocolViolation(f"rank {rank} reports on view {message.view}, which is agreed on")
-        agreed = self._agreement.report(rank, message)
-        if self._agreement.ahead:
-            reason = "it has the state of a rank that was ahead of all others, and has left the job since"
-            return m.PeerGone(rank=self._agreement.ahead[0], kind="lost", reason=reason)
-        if agreed is not None:
-            self._agreement, self._taking_over = None, False
-            self._agreed_size = len(self._members.present)
-            self._outbox.record(Viewed(view=self.number, agreed=True))
-            self._members.send_all(agreed)
-            _log.info("view %d is agreed on: %s", self.number, _summary(agreed))
-        return None
-
-    def caught_up(self, rank: int) -> None:
+    def _caught_up(self, rank: int) -> None:
         """Let a silent rank contribute to all rounds that no rank has been granted yet."""
         if rank in self.silent:
             self.silent = tuple(other for other in self.silent if other != rank)
-            self._rounds.silent = self.silent
-            starts = self._rounds.install(self._policy(f"rank {rank} contributes"))
-            self._rounds.with_contributor(rank, starts)
+            starts = self.install(self._next_policy(f"rank {rank} contributes"))
+            self._consistency.with_rank(rank, starts)
             _log.info("rank %d has the job's state, and contributes from now on", rank)
+        if self.awareness is not None:
+            self.awareness.members_changed(f"rank {rank} contributes")
+        self._barriers.include(rank)
+        self._regrant_steps()
+        self._replicas.set_ranks(set(self.members.present) - set(self.silent))
 
-    def _begin(
+    # ------------------------------------------------------------------------------------------------- views
+
+    def _begin_view(
         self, departures: tuple[m.Departure, ...], arrivals: tuple[int, ...], text: str, now: float
     ) -> None:
-        self.number += 1
+        """Let everything that has no result yet run under the policy of a new view, and ask who has what."""
+        self.view += 1
         self._must_begin = False
-        present = self._members.present
-        _log.warning("view %d: %d nodes; %s", self.number, len(present), text)
-        self.events.append(ViewChange(now, self.number, len(present), text))
-        self._rounds.install_view(self._policy(f"view {self.number}: {text}"), self.silent)
-        members = tuple(self._members.all[rank] for rank in present)
-        self._outbox.record(
-            Viewed(
-                view=self.number,
-                version=self._rounds.policy.version,
-                members=members,
-                departures=departures,
-            )
-        )
-        self._agreement = ViewAgreement(self.number, present, self.silent, self._rounds.members_of)
+        present = self.members.present
+        _log.warning("view %d: %d nodes; %s", self.view, len(present), text)
+        self.changes.append(ViewChange(now, self.view, len(present), text))
+        policy = self._next_policy(f"view {self.view}: {text}")
+        self._bind(policy)
+        self._consistency.begin_view(policy.version, self.silent)
+        for rank in self.silent:
+            self._consistency.without(rank)
+        self._moves.clear()
+        members = tuple(self.members.all[rank] for rank in present)
+        viewed = Viewed(view=self.view, version=policy.version, members=members, departures=departures)
+        self._outbox.record(viewed)
+        self._agreement = ViewAgreement(self.view, present, self.silent, self._members_of)
         self._announcement = m.NewView(
-            view=self.number,
-            policy=self._rounds.policy,
-            members=members,
-            departures=departures,
-            arrivals=arrivals,
+            view=self.view, policy=policy, members=members, departures=departures, arrivals=arrivals
         )
-        self._members.send_all(self._announcement)
+        self.members.send_all(self._announcement)
 
-    def _policy(self, reason: str) -> Policy:
-        before = self._rounds.policy
+    def _next_policy(self, reason: str) -> Policy:
+        before = self.policy
         return msgspec.structs.replace(
             before,
             version=before.version + 1,
-            members=self._members.present,
+            members=self.members.present,
             silent=self.silent,
             later=self.later,
             takes_over=False,
@@ -233,15 +259,49 @@ class JobViews:
             reason=reason,
         )
 
+    def _members_of(self, key: int) -> tuple[int, ...]:
+        """Return the ranks that take part in a key; empty: all, or the key is not known. A group whose ranks
+        have all left has none (-1).
+        """
+        members = self.keys.spec(key).members if key in self.keys else ()
+        return tuple(rank for rank in members if rank not in self.later) or (-1,) * bool(members)
+
+    def _report(self, rank: int, message: ViewReport) -> m.PeerGone | None:
+        """Handle a member's report of its results. All wait for it, so a wrong one is the member's end. Once
+        all have reported, tell them what is agreed.
+
+        Raises:
+            ProtocolViolation: the rank was not asked, or has reported before.
+        """
+        agreement = self._agreement
+        if agreement is None:
+            raise ProtocolViolation(f"rank {rank} reports on view {message.view}, which is agreed on")
+        if agreement.view == message.view and rank in agreement.missing:
+            problem = self.authority.report_problem(message)
+            if problem:
+                reason = f"{self.members.describe(rank)} reports {problem}, which no correct node can have"
+                return m.PeerGone(rank=rank, kind="failed", reason=reason)
+        agreed = agreement.report(rank, message)
+        if agreement.ahead:
+            reason = "it has the state of a rank that was ahead of all others, and has left the job since"
+            return m.PeerGone(rank=agreement.ahead[0], kind="lost", reason=reason)
+        if agreed is not None:
+            self._agreement, self._taking_over = None, False
+            self._agreed_size = len(self.members.present)
+            self._outbox.record(Viewed(view=self.view, agreed=True))
+            self.members.send_all(agreed)
+            _log.info("view %d is agreed on: %s", self.view, _summary(agreed))
+        return None
+
 
 def _summary(agreed: m.ViewAgreed) -> str:
     recovered = sum(int.from_bytes(one.chunks, "little").bit_count() for one in agreed.recoveries)
     return f"{recovered} results are sent again" if recovered else "nothing is sent again"
 
 
-# Agreement on a new view: which results are sent to whom, once all members have reported theirs. Pure.
+# Agreement on a new view: which results are sent to whom, once all members have reported theirs.
 #
-# `kvstore.rounds.views.view_changes` is the nodes' side, and explains the protocol.
+# `kvstore.rounds.views.ViewChanges` is the nodes' side, and explains the protocol.
 
 
 class ViewAgreement:
@@ -422,7 +482,7 @@ class ViewAgreement:
         return recoveries, [RoundResults(key, round, bits_to_wire(nowhere))] if nowhere else []
 
 
-# Nodes that ask to join a job that has begun: which place each gets, and when. Pure.
+# Nodes that ask to join a job that has begun: which place each gets, and when.
 #
 # A node that was started again comes before it is certain that its process before has died. So a node whose
 # place is taken waits until that is decided, by heartbeats.
@@ -449,7 +509,6 @@ class Latecomers:
     """The nodes that wait for a place in one job."""
 
     def __init__(self, options: SchedulerOptions) -> None:
-        """Begin without any."""
         self._options: Final = options
         self._waiting: dict[Peer, Applicant] = {}
 

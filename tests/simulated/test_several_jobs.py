@@ -208,7 +208,7 @@ def test_a_job_changes_to_the_trees_of_its_share_while_another_runs_and_back_whe
 
     def near():
         """Whether the small job's sums take the short slow link of ranks 1 and 2, not the long fast one."""
-        (tree,) = jobs.scheduler.machine.job("small").policies.in_force.trees
+        (tree,) = jobs.scheduler.machine.job("small").policy.trees
         return 0 not in (tree.root, tree.reduce_parent[2])
 
     small = jobs.start("small", 3)
@@ -218,12 +218,12 @@ def test_a_job_changes_to_the_trees_of_its_share_while_another_runs_and_back_whe
     large = jobs.start("large", 3, job_weight=19)
     join(jobs, large)
     jobs.run_until(lambda: not near())
-    policy = jobs.scheduler.machine.job("small").policies.in_force
+    policy = jobs.scheduler.machine.job("small").policy
     assert "job 'large' has begun: this one plans with 5% of each link" in policy.reason
     large[0].fail("out of memory")
     jobs.run_until(near)
     jobs.run_for(0.5)
-    policy = jobs.scheduler.machine.job("small").policies.in_force
+    policy = jobs.scheduler.machine.job("small").policy
     assert "job 'large' has ended: this one plans with 100% of each link" in policy.reason
     assert set(sums) == {total(small, 1)}
     assert all(node.failure is None for node in small)
@@ -259,7 +259,7 @@ def test_an_elastic_job_goes_on_without_a_node_that_dies_and_with_its_successor_
     (successor,) = jobs.start_more("changing", [1])
     join(jobs, [successor])
     assert successor.machine.requests.needs_state
-    assert len(jobs.scheduler.machine.job("changing").view.peers) == 3
+    assert len(jobs.scheduler.machine.job("changing").peers) == 3
     before = len(sums)
     jobs.run_for(1.0)
     assert len(sums) > before
@@ -272,7 +272,7 @@ def test_a_node_that_is_out_of_an_elastic_job_of_several_learns_why(monkeypatch)
     join(jobs, nodes)
     nodes[2].process.suspend()
     monkeypatch.setattr(jobs.network, "acknowledges", lambda _, **__: False)
-    jobs.run_until(lambda: len(jobs.scheduler.machine.job("changing").view.peers) == 2, 30.0)
+    jobs.run_until(lambda: len(jobs.scheduler.machine.job("changing").peers) == 2, 30.0)
     nodes[2].process.go_on()
     jobs.run_until(lambda: nodes[2].failure is not None, 30.0)
     assert isinstance(nodes[2].failure, NodeRemoved), nodes[2].failure

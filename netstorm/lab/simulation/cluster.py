@@ -262,7 +262,7 @@ class SimulatedCluster(Simulation):
 
     def is_member(self, node: SimulatedNode) -> bool:
         """Return whether a process is in the job now, as the scheduler says."""
-        job = self.scheduler.machine.view.members
+        job = self.scheduler.machine.members
         member = job[node.rank] if node.rank < len(job) else None
         return member is not None and member.incarnation == node.process.stack.endpoint.process.incarnation
 
@@ -312,7 +312,7 @@ class SimulatedCluster(Simulation):
 
     def install_policy(self, policy: Policy) -> None:
         """Let the scheduler change over to a policy, now."""
-        self.scheduler.call(lambda now: self.scheduler.machine.policies.install(policy, now))
+        self.scheduler.call(lambda now: self.scheduler.machine.install(policy, now))
 
     # ---------------------------------------------------------------------------------------------- processes
 
@@ -352,7 +352,7 @@ class SimulatedCluster(Simulation):
         lines = [f"at {self.now:.3f} s, seed {self._seed}:"]
         if self._scheduler is not None:
             alive = "" if self._scheduler.alive else "dead; it was: "
-            text = self._scheduler.machine.view.status_text()
+            text = self._scheduler.machine.status_text()
             lines.append(f"  scheduler: {alive}{text}")
         for rank in range(self.size):
             node = self._nodes.get(rank)
@@ -528,7 +528,7 @@ class SimulatedJobs(Simulation):
 
     def describe(self) -> str:
         """Return how the jobs are doing."""
-        texts = [machine.view.status_text() for machine in self.scheduler.machine.jobs]
+        texts = [machine.status_text() for machine in self.scheduler.machine.jobs]
         return "\n".join((f"seed {self._seed}:", *(texts or ["no job is here"])))
 
 

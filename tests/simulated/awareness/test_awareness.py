@@ -56,10 +56,10 @@ def test_where_nobody_says_that_pairs_share_lines_a_job_finds_out(seed):
     informed = rounds(SimulatedCluster(9, network=backbone, seed=3, topology="auto", model="2MB"), 3)
     cluster = aware(backbone, knows_links=False, update_time_s=5.0)
     found = rounds(cluster, 15)
-    network = cluster.scheduler.machine.view.awareness.collector.estimate(cluster.now).network
+    network = cluster.scheduler.machine.awareness.collector.estimate(cluster.now).network
     lines = {(link.source, link.target) for link in backbone.links}
     assert len({(link.source, link.target) for link in network.links} - lines) <= 4
-    assert len(cluster.scheduler.machine.view.snapshot(cluster.now).routed) >= 40
+    assert len(cluster.scheduler.machine.snapshot(cluster.now).routed) >= 40
     assert found[-1] <= 1.25 * informed[-1]  # of the seeds one stays at 1.21, the others are at 1.01 to 1.03
     assert found[0] > 1.5 * found[-1]
 
@@ -74,33 +74,33 @@ def test_when_rates_change_a_better_policy_comes_and_rounds_get_faster():
     cluster = aware(network, update_time_s=1.0)
     while cluster.now < 6.0:
         rounds(cluster, 1)
-    first = cluster.scheduler.machine.policies.in_force.version
+    first = cluster.scheduler.machine.policy.version
     hit = rounds(cluster, 1)[0]
-    while cluster.scheduler.machine.policies.in_force.version == first:
+    while cluster.scheduler.machine.policy.version == first:
         rounds(cluster, 1)
-        assert cluster.now < 6.0 + 20.0, cluster.scheduler.machine.view.awareness.adaptation.reason
+        assert cluster.now < 6.0 + 20.0, cluster.scheduler.machine.awareness.adaptation.reason
     rounds(cluster, 2)
     after = rounds(cluster, 2)[-1]
     assert after < 0.7 * hit
-    reason = cluster.scheduler.machine.policies.in_force.reason
+    reason = cluster.scheduler.machine.policy.reason
     assert "0→1" in reason or "1→0" in reason
 
 
 def test_without_awareness_the_first_policy_stays_whatever_is_measured():
     network = mesh(4, seed=5)
     cluster = SimulatedCluster(4, network=network, seed=3).join()
-    assert cluster.scheduler.machine.view.awareness is None
+    assert cluster.scheduler.machine.awareness is None
     report = m.Measured(links=(m.LinkMeasure(source=1, rate=1e6, error=0.1),))
     send(cluster.nodes[0], report)
     cluster.run_for(60.0)
-    assert cluster.scheduler.machine.policies.in_force.version == 0
+    assert cluster.scheduler.machine.policy.version == 0
 
 
 def test_a_run_with_awareness_is_the_same_again():
     def run():
         cluster = aware(mesh(4, seed=7))
         rounds(cluster, 8)
-        return cluster.digest(), cluster.scheduler.machine.policies.in_force
+        return cluster.digest(), cluster.scheduler.machine.policy
 
     assert run() == run()
 
@@ -115,8 +115,8 @@ def test_reports_of_nonsense_change_nothing_and_end_nothing(garbage):
         report = m.Measured(links=links, egress=garbage, ingress=garbage, outgoing=links)
         send(cluster.nodes[rank], report)
     cluster.run_for(3.0)
-    assert cluster.scheduler.machine.policies.in_force.version == 0
-    awareness = cluster.scheduler.machine.view.awareness
+    assert cluster.scheduler.machine.policy.version == 0
+    awareness = cluster.scheduler.machine.awareness
     assert awareness is not None
     assert awareness.collector.refused > 0
     cluster.allreduce("w", [np.ones(10)] * 3)
@@ -132,10 +132,10 @@ def test_frozen_roots_and_shares_stay_while_trees_follow_the_network(topology):
         Change(at=8.0, source=Rank(a), target=Rank(b), rate=2e6) for a, b in ((0, 1), (1, 0), (2, 1), (1, 2))
     )
     cluster = aware(replace(network, changes=changes), topology=topology, freeze_roots=True)
-    policy = first = cluster.scheduler.machine.policies.in_force
+    policy = first = cluster.scheduler.machine.policy
     while cluster.now < 30.0:
         rounds(cluster, 1)
-        policy = cluster.scheduler.machine.policies.in_force
+        policy = cluster.scheduler.machine.policy
         assert [tree.root for tree in policy.trees] == [tree.root for tree in first.trees]
         assert policy.weights == first.weights
     assert (policy.trees != first.trees) == (topology != "star")  # a star has no other tree at its hub
@@ -148,7 +148,7 @@ def test_exploration_shows_nearly_all_links_that_one_tree_does_not_use_and_witho
     for auxiliary in (True, False):
         cluster = aware(network, topology="fapt", num_roots=1, aux_path=auxiliary, chunk_size=16_384)
         rounds(cluster, 30, 2 * ELEMENTS)
-        known = cluster.scheduler.machine.view.awareness
+        known = cluster.scheduler.machine.awareness
         assert known is not None
         seen[auxiliary] = len(known.collector.measured) / len(network.links)
     assert seen[True] >= 0.95

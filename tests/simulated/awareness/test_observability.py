@@ -22,7 +22,7 @@ def test_the_scheduler_sees_rounds_times_bytes_and_clocks_of_all_nodes():
     asked_at = cluster.now
     cluster.run_until(lambda: cluster.now > asked_at + 3.0, 10.0, "heartbeats")
     machine = cluster.scheduler.machine
-    status = build_status(machine.view.snapshot(cluster.scheduler.now()), time=0.0)
+    status = build_status(machine.snapshot(cluster.scheduler.now()), time=0.0)
     for node in status.nodes:
         assert (node.rounds, node.last_round) == (3, 2)
         assert node.round_s is not None

@@ -134,9 +134,9 @@ class LossyJob:
         return all(self.done[rank] == self.steps for rank in range(self.nodes) if rank not in self.dead)
 
     def _install(self) -> None:
-        job = self.cluster.scheduler.machine._lifecycle.job
+        job = self.cluster.scheduler.machine.job
         assert job is not None
-        self.cluster.install_policy(self._policy(job.rounds.policy.version + 1))
+        self.cluster.install_policy(self._policy(job.policy.version + 1))
 
     def _crash(self, rank: int) -> None:
         self.dead.add(rank)

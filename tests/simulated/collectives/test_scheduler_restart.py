@@ -55,7 +55,7 @@ def test_calls_that_were_granted_before_a_restart_run_under_the_same_policies_af
     cluster.run_for(1.0)
     call(50)
     cluster.run_until_ended([one for one, _ in expected], 120.0)
-    version = cluster.scheduler.machine.policies.in_force.version
+    version = cluster.scheduler.machine.policy.version
     cluster.install_policy(star(version + 1, seed % 4, 4))
     call(70)
     cluster.run_until_ended([one for one, _ in expected], 120.0)

@@ -253,7 +253,7 @@ class AsynchronousChaos(chaos.Chaos):
     # ------------------------------------------------------------------------------------------- the end
 
     def fill_report(self):
-        self.report.views = self.job.views.number
+        self.report.views = self.job.view
         self.report.virtual_s = self.cluster.now
         self.stopping = True
         self.cluster.run_for(10.0)

@@ -199,13 +199,13 @@ class Chaos:
             self.checks.partial,
             self.checks.mixed,
         )
-        report.views = job.views.number
+        report.views = job.view
         report.rounds = sum(key.rounds_before(self.plan.steps) for key in self.plan.keys)
         report.virtual_s = self.cluster.now
 
     @property
     def job(self):
-        return self.cluster.scheduler.machine._lifecycle.job
+        return self.cluster.scheduler.machine.job
 
     # ----------------------------------------------------------------------------------------- processes
 
@@ -247,7 +247,7 @@ class Chaos:
 
     def holders(self) -> set[int]:
         """Return the ranks that have the job's state, as the scheduler says, and that nothing ails."""
-        silent = self.job.views.silent if self.job is not None else ()
+        silent = self.job.silent if self.job is not None else ()
         return {
             rank
             for rank, program in self.programs.items()
@@ -363,7 +363,7 @@ class Chaos:
         self.install()
 
     def install(self) -> None:
-        version = self.job.rounds.policy.version + 1
+        version = self.job.policy.version + 1
         policy = random_policy(self.chance, self.places, version)
         self.cluster.install_policy(random_detours(self.chance, policy) if self.detours else policy)
 

@@ -14,9 +14,9 @@ def joined_nodes(chaos):
 def check_memory(chaos) -> None:
     """Check that what nodes keep for others is bounded: in a job without newcomers, results of few rounds."""
     job = chaos.job
-    before, chaos.version_seen = chaos.version_seen, job.rounds.policy.version
+    before, chaos.version_seen = chaos.version_seen, job.policy.version
     changed = chaos.version_seen != before
-    if changed or job.views.silent or job.views.changing or any(chaos.at_risk.values()):
+    if changed or job.silent or job.changing or any(chaos.at_risk.values()):
         chaos.quiet_from = 15 + max((program.step for program in chaos.programs.values()), default=0)
     quiet = all(program.step >= chaos.quiet_from for _, program, _ in joined_nodes(chaos))
     for rank, _, joined in joined_nodes(chaos):
@@ -47,6 +47,6 @@ def check_leftovers(chaos) -> None:
         assert not aggregation.takeover._announced, rank
         assert not any(aggregation.takeover._moves.values()), rank
         assert not joined.state.providing.requests, rank
-    tables = chaos.job.rounds._consistency._tables
+    tables = chaos.job._consistency._tables
     assert all(len(table.open) <= table.under_way for table in tables.values())
-    assert not chaos.job.views.changing
+    assert not chaos.job.changing

@@ -52,11 +52,11 @@ def test_when_a_rank_dies_the_next_policy_is_for_the_others_alone():
     rounds(cluster, range(4), 3)
     cluster.faults.crash(0)
     rounds(cluster, (1, 2, 3), 1)
-    job = cluster.scheduler.machine._lifecycle.job
+    job = cluster.scheduler.machine.job
     assert job is not None
-    assert tree_pairs(job.rounds.policy) & {(1, 2), (2, 1)}, "the trees of all, without rank 0"
+    assert tree_pairs(job.policy) & {(1, 2), (2, 1)}, "the trees of all, without rank 0"
     rounds(cluster, (1, 2, 3), 20)
-    policy = job.rounds.policy
+    policy = job.policy
     assert policy.members == (1, 2, 3)
     assert not tree_pairs(policy) & {(1, 2), (2, 1)}
     assert "3 of 3 ranks are roots" in policy.reason
@@ -70,14 +70,14 @@ def test_links_that_fail_are_planned_without_and_without_the_places_that_no_node
     rounds(cluster, range(4), 1)
     cluster.faults.crash(3)
     rounds(cluster, (0, 1, 2), 1)
-    pairs = tree_pairs(cluster.scheduler.machine.policies.in_force)
+    pairs = tree_pairs(cluster.scheduler.machine.policy)
     source, target = min(pairs)
     cluster.faults.cut(source, target)
     rounds(cluster, (0, 1, 2), 1)
     machine = cluster.scheduler.machine
-    cluster.run_until(lambda: not tree_pairs(machine.policies.in_force) & {(source, target)}, 30.0)
+    cluster.run_until(lambda: not tree_pairs(machine.policy) & {(source, target)}, 30.0)
     rounds(cluster, (0, 1, 2), 2)
-    assert machine.policies.in_force.members == (0, 1, 2)
+    assert machine.policy.members == (0, 1, 2)
     assert cluster.started(source).failure is None
-    assert "failed" in machine.policies.in_force.reason
+    assert "failed" in machine.policy.reason
     cluster.finish()

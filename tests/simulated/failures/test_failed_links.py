@@ -29,7 +29,7 @@ def scheduler(cluster):
 
 
 def in_force_uses(cluster, *pairs):
-    policy = scheduler(cluster).policies.in_force
+    policy = scheduler(cluster).policy
     return bool(tree_pairs(policy) & set(pairs))
 
 
@@ -93,14 +93,14 @@ def test_a_policy_without_the_link_follows_at_once_and_says_why(topology, awaren
         5, seed=5, chunk_size=50, delay_s=0.01, topology=topology, awareness=awareness, **FAST_TIMEOUTS
     ).join()
     endless_rounds(cluster)
-    used = min(tree_pairs(scheduler(cluster).policies.in_force))
+    used = min(tree_pairs(scheduler(cluster).policy))
     Cut(at=cluster.now + 0.1, source=used[0], target=used[1]).schedule(cluster.faults)
     cluster.run_until(lambda: counted(cluster, "links_failed") > 0, 20.0, "a failed link")
     found_at = cluster.now
     cluster.run_until(lambda: not in_force_uses(cluster, used), 10.0, "a policy without the link")
     assert cluster.now - found_at <= 2 * cluster.settings.heartbeat_interval_s + 3.0
-    assert f"link {used[0]}→{used[1]} has failed" in scheduler(cluster).policies.in_force.reason or (
-        f"link {used[1]}→{used[0]} has failed" in scheduler(cluster).policies.in_force.reason
+    assert f"link {used[0]}→{used[1]} has failed" in scheduler(cluster).policy.reason or (
+        f"link {used[1]}→{used[0]} has failed" in scheduler(cluster).policy.reason
     )
     cluster.run_for(5.0)
     assert not any(node.failure for node in cluster.nodes)
@@ -111,14 +111,14 @@ def test_a_link_that_is_back_is_used_again():
         3, seed=5, chunk_size=50, delay_s=0.01, topology="star", hub=0, **FAST_TIMEOUTS
     ).join()
     endless_rounds(cluster)
-    first = scheduler(cluster).policies.in_force
+    first = scheduler(cluster).policy
     Cut(at=cluster.now + 0.1, source=0, target=2, heal_at=cluster.now + 20.0).schedule(cluster.faults)
     cluster.run_until(lambda: not in_force_uses(cluster, (0, 2)), 20.0, "a policy without the link")
-    assert scheduler(cluster).view.failed_links
-    cluster.run_until(lambda: not scheduler(cluster).view.failed_links, 30.0, "the links' return")
+    assert scheduler(cluster).failed_links
+    cluster.run_until(lambda: not scheduler(cluster).failed_links, 30.0, "the links' return")
     cluster.run_for(5.0)
-    assert scheduler(cluster).policies.in_force.trees == first.trees
-    assert "works again" in scheduler(cluster).policies.in_force.reason
+    assert scheduler(cluster).policy.trees == first.trees
+    assert "works again" in scheduler(cluster).policy.reason
     before = cluster.traffic(0, 2)
     around = counted(cluster, "parts_around_failed_links")
     cluster.run_for(2.0)

@@ -177,7 +177,7 @@ def test_the_job_does_not_begin_with_a_node_that_died_while_it_waited(silent):
     cluster = SimulatedCluster(3, seed=1, start_at={2: 30.0})
     cluster.at(0.5, lambda: cluster.faults.crash(0, silent=silent))
     cluster.run_for(40.0)
-    assert "not here: 0" in cluster.scheduler.machine.view.status_text()
+    assert "not here: 0" in cluster.scheduler.machine.status_text()
 
 
 def test_nodes_wait_for_a_scheduler_and_for_each_other():

@@ -64,9 +64,9 @@ def check_with_recoveries(job):
         machine = running[-1].machine
         serving = machine if running[-1] is cluster.scheduler else machine.job
         if running[-1].alive and serving is not None:
-            version = serving.policies.in_force.version + 1
+            version = serving.policy.version + 1
             policy = job.policy(random.Random(f"{job.seed} {number}"), version)
-            running[-1].call(lambda now: serving.policies.install(policy, now))
+            running[-1].call(lambda now: serving.install(policy, now))
             if policy.takes_over:
                 taking_over.add(version)
 

@@ -81,7 +81,7 @@ def check_with_restarts(job, crashes=3, *, dying=False):
 
         def install(number=number):
             if cluster.scheduler.alive:
-                version = cluster.scheduler.machine.policies.in_force.version + 1
+                version = cluster.scheduler.machine.policy.version + 1
                 policy = job.policy(random.Random(f"{job.seed} {number}"), version)
                 cluster.install_policy(policy)
                 if policy.takes_over:
@@ -236,4 +236,4 @@ def test_a_log_whose_job_is_over_tells_of_none():
     cluster.finish()
     cluster.faults.crash(SCHEDULER)
     cluster.start(SCHEDULER)
-    assert "waiting for 2 of 2 nodes" in cluster.scheduler.machine.view.status_text()
+    assert "waiting for 2 of 2 nodes" in cluster.scheduler.machine.status_text()

@@ -249,7 +249,7 @@ def test_a_policy_that_chunks_have_moved_to_is_kept_while_their_round_is_open():
     cluster = changing_job()
 
     def kept():
-        return {policy.version for policy in cluster.scheduler.machine._lifecycle.job.rounds.policies()}
+        return {policy.version for policy in cluster.scheduler.machine.job.policies()}
 
     pending = push(cluster)
     cluster.run_for(0.5)

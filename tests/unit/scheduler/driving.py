@@ -136,7 +136,7 @@ class Driven:
         self._take()
 
     def install(self, policy: Policy) -> None:
-        self.machine.policies.install(policy, self.now)
+        self.machine.install(policy, self.now)
         self._take()
 
     # ----------------------------------------------------------------------------------------- out
@@ -156,7 +156,7 @@ class Driven:
         return found
 
     def peer_of(self, rank: int) -> Peer:
-        return self.peers[self.machine.view.members[rank].host]
+        return self.peers[self.machine.members[rank].host]
 
     def forget(self) -> None:
         self.sent.clear()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,6 +21,34 @@ from tests.unit.scheduler.driving import Driven, begun, key, running
 def finish(driven: Driven, *ranks: int) -> None:
     for rank in ranks:
         driven.say(rank, m.Finished(last_rounds={0: rank}))
+
+
+def test_a_job_runs_no_line_of_what_it_does_not_use():
+    lines: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        lines.add((Path(frame.f_code.co_filename).name, type(frame.f_locals.get("self")).__name__))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        driven = running(2)
+        for rank in (0, 1):
+            driven.say(rank, m.RegisterKeys(keys=(key("w"),)))
+            driven.say(rank, m.TopologyRequest(begun=(begun(0, 0),)))
+            driven.say(rank, m.Barrier(number=0))
+        driven.run(5.0, beating=(0, 1))
+        finish(driven, 0, 1)
+        for rank in (0, 1):
+            driven.say(rank, m.Leave())
+        driven.tick()
+    finally:
+        sys.setprofile(before)
+    assert driven.machine.outcome is not None
+    assert ("job.py", "Job") in lines
+    optional = {"views.py", "launched_ranks.py", "several_jobs.py", "standby.py", "policy_former.py"}
+    assert not {file for file, _ in lines} & optional
+    assert not {name for _, name in lines} & {"StateServer", "Awareness", "Collector"}
 
 
 def test_the_others_are_told_who_has_finished_and_after_which_rounds():

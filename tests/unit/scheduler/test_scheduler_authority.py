@@ -68,7 +68,7 @@ def test_members_are_told_with_which_key_each_of_them_connects():
     assert isinstance(admitted, Admit)
     driven.peers["a"] = admitted.peer
     driven.join("a")
-    assert driven.machine.view.members[0].user == "tokyo's"
+    assert driven.machine.members[0].user == "tokyo's"
     refused = driven.machine.admit(hello(7), "paris's")
     assert isinstance(refused, Refuse)
     assert refused.reason.startswith("the process of this number has another key than this process: ")

@@ -109,7 +109,7 @@ def test_a_link_that_is_broken_while_both_ends_run_is_found_although_kernels_ack
     pending = [push(node) for node in job.nodes]
     job.run_until_ended(pending, 120.0)
     assert [one.result().tolist() for one in pending] == [[3.0] * 4] * 3
-    assert job.scheduler.machine.view.failed_links
+    assert job.scheduler.machine.failed_links
 
 
 def test_a_process_that_is_killed_while_it_is_stopped_stays_dead():

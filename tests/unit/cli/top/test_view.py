@@ -17,7 +17,7 @@ from tests.unit.scheduler.driving import Driven, running, star
 
 def shown(driven, width=120, **changed):
     """Return the lines that a terminal of this width would show; `changed`: fields of the snapshot."""
-    snapshot = replace(driven.machine.view.snapshot(driven.now), **changed)
+    snapshot = replace(driven.machine.snapshot(driven.now), **changed)
     status = build_status(snapshot, time=0.0, scheduler="h:1", http="h:2")
     console = Console(width=width, color_system=None, highlight=False)
     with console.capture() as capture:

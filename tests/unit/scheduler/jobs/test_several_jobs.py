@@ -343,6 +343,6 @@ def test_answers_go_to_the_job_that_has_asked(tmp_path):
     assert len(set(numbers)) == len(numbers)
     for question in several.formations:
         several.machine.policy_formed(form(question), several.now)
-    awareness = several.machine.job("a").view.awareness
+    awareness = several.machine.job("a").awareness
     assert awareness is not None
     assert not awareness.adaptation.forming

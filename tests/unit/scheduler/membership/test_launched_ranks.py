@@ -111,10 +111,10 @@ def test_an_elastic_job_waits_for_a_rank_that_is_started_again_and_begins_withou
     driven.join("n0", rank=0)
     driven.join("n2", rank=2)
     end(driven, 1, again=True)
-    assert driven.machine.view.peers == ()
+    assert driven.machine.peers == ()
     end(driven, 1)
     assert driven.machine.phase is JobPhase.RUNNING
-    assert driven.machine.view.peers == (driven.peers["n0"], driven.peers["n2"])
+    assert driven.machine.peers == (driven.peers["n0"], driven.peers["n2"])
 
 
 def test_an_elastic_job_that_too_few_can_join_ends():

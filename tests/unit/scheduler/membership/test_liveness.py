@@ -124,7 +124,7 @@ def test_a_waiting_node_whose_process_has_ended_loses_its_place_at_once():
     driven = Driven(2)
     driven.join("a")
     driven.end_connection("a")
-    assert driven.machine.view.status_text().endswith("nobody is here yet")
+    assert driven.machine.status_text().endswith("nobody is here yet")
 
 
 def test_a_busy_rank_is_warned_of_and_not_lost():
@@ -135,12 +135,12 @@ def test_a_busy_rank_is_warned_of_and_not_lost():
     said = [message.text for message in driven.heard(0, m.Waiting)]
     assert said[0] == "rank 1 (n1:4000, site1): alive, but its Python has not run for 10 s"
     assert len(said) == 3  # after 10, 20 and 40 s
-    assert "alive, but its Python has not run for 45 s" in driven.machine.view.status_text(driven.now)
-    snapshot = driven.machine.view.snapshot(driven.now)
+    assert "alive, but its Python has not run for 45 s" in driven.machine.status_text(driven.now)
+    snapshot = driven.machine.snapshot(driven.now)
     assert [node.busy_s for node in snapshot.nodes] == [0.0, 45.0]
     driven.say(1, m.Heartbeat())
     driven.busy = set()
-    assert "alive, but" not in driven.machine.view.status_text(driven.now)
+    assert "alive, but" not in driven.machine.status_text(driven.now)
     driven.run(8, beating=(0,))
     assert driven.machine.phase is JobPhase.RUNNING
     driven.run(4, beating=(0,))
@@ -197,10 +197,10 @@ def test_what_a_rank_says_after_it_was_busy_is_what_proves_its_links_broken():
     driven.busy = set()
     driven.say(2, m.Heartbeat())
     driven.run(1, beating=(0, 1, 2))
-    assert driven.machine.view.failed_links == ()
+    assert driven.machine.failed_links == ()
     driven.say(0, m.LinkRestored(rank=2))
     driven.run(5, beating=(0, 1, 2))
-    assert driven.machine.view.failed_links == ()
+    assert driven.machine.failed_links == ()
 
 
 # ---------------------------------------------------------------------------------------------- suspicions
@@ -239,7 +239,7 @@ def test_a_link_that_works_again_before_anything_is_decided_has_not_failed():
     driven.say(0, m.Suspect(rank=2, reason="no connection for 10 s"))
     driven.say(0, m.LinkRestored(rank=2))
     driven.run(10, beating=(0, 1, 2))
-    assert driven.machine.view.failed_links == ()
+    assert driven.machine.failed_links == ()
     assert driven.heard(1, m.FailedLinks) == []
 
 

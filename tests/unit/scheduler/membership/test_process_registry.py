@@ -28,7 +28,7 @@ def test_a_rank_of_an_earlier_scheduler_is_refused():
 def test_a_member_that_reconnects_with_its_rank_is_known():
     driven = running(2)
     peer = driven.peer_of(1)
-    incarnation = driven.machine.view.members[1].incarnation
+    incarnation = driven.machine.members[1].incarnation
     assert driven.hello("n1", incarnation=incarnation, sender=1) == Admit(peer)
 
 
@@ -38,5 +38,5 @@ def test_a_flood_of_unknown_processes_is_forgotten_but_members_are_not():
     for incarnation in range(20_000):
         driven.hello("unknown", incarnation=10**9 + incarnation)
     assert len(driven.machine._registry._processes) <= 10_002
-    incarnation = driven.machine.view.members[0].incarnation
+    incarnation = driven.machine.members[0].incarnation
     assert driven.hello("n0", incarnation=incarnation, sender=0) == Admit(peer)

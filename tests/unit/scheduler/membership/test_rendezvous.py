@@ -49,7 +49,7 @@ def test_members_carry_the_incarnations_that_said_hello():
     driven.hello("b", incarnation=88)
     driven.join("b", 0)
     driven.join("a", 1)
-    assert [member.incarnation for member in driven.machine.view.members] == [88, 77]
+    assert [member.incarnation for member in driven.machine.members] == [88, 77]
 
 
 def test_waiting_is_said_every_few_seconds_with_who_is_here_and_who_is_not():
@@ -78,7 +78,7 @@ def test_a_waiting_line_names_only_some_of_very_many_nodes():
     driven = Driven(501)
     for index in range(500):
         driven.join(f"h{index}")
-    text = driven.machine.view.status_text()
+    text = driven.machine.status_text()
     assert text.startswith("waiting for 1 of 501 nodes; here: any (h0:4000), ")
     assert text.endswith("any (h31:4000) and 468 more")
 
@@ -106,7 +106,7 @@ def test_the_second_of_two_that_ask_for_one_rank_is_refused_by_name_of_both():
     driven.forget()
     driven.join("c", 0)
     driven.join("d", 2)
-    assert [member.host for member in driven.machine.view.members] == ["c", "a", "d"]
+    assert [member.host for member in driven.machine.members] == ["c", "a", "d"]
 
 
 def test_a_refused_node_holds_no_place():
@@ -114,7 +114,7 @@ def test_a_refused_node_holds_no_place():
     driven.join("a", release="0.9")
     driven.join("b")
     driven.join("c")
-    assert [member.host for member in driven.machine.view.members] == ["b", "c"]
+    assert [member.host for member in driven.machine.members] == ["b", "c"]
 
 
 def test_a_policy_for_another_number_of_nodes_is_a_usage_error():
@@ -130,7 +130,7 @@ def test_a_node_that_asks_twice_counts_once():
     driven.join("a")
     driven.join("a")
     assert driven.machine.phase is JobPhase.GATHERING
-    assert "waiting for 1 of 2 nodes" in driven.machine.view.status_text()
+    assert "waiting for 1 of 2 nodes" in driven.machine.status_text()
 
 
 @pytest.mark.parametrize("word", [m.Leave(), m.Failed(reason="Ctrl-C")])
@@ -140,7 +140,7 @@ def test_a_node_that_leaves_before_all_are_here_frees_its_place(word):
     driven.say("a", word)
     driven.join("b", 0)
     driven.join("c", 1)
-    assert [member.host for member in driven.machine.view.members] == ["b", "c"]
+    assert [member.host for member in driven.machine.members] == ["b", "c"]
 
 
 def test_a_node_whose_session_is_lost_before_all_are_here_frees_its_place(caplog):
@@ -157,7 +157,7 @@ def test_a_waiting_node_whose_heartbeats_stop_is_forgotten():
     driven.join("a", 0)
     driven.say("a", m.Heartbeat())
     driven.run(10.5)
-    assert driven.machine.view.status_text() == "waiting for 2 of 2 nodes; nobody is here yet"
+    assert driven.machine.status_text() == "waiting for 2 of 2 nodes; nobody is here yet"
 
 
 def test_a_restarted_process_takes_the_place_of_the_one_that_was_at_its_address():
@@ -166,7 +166,7 @@ def test_a_restarted_process_takes_the_place_of_the_one_that_was_at_its_address(
     driven.join("restarted", 0, host="a")
     assert driven.gone("a").reason == "another process has come as the node at a:4000"
     driven.join("b", 1)
-    assert driven.machine.view.members[0].incarnation != 0
+    assert driven.machine.members[0].incarnation != 0
     assert driven.heard("restarted", m.Joined)[0].rank == 0
 
 
@@ -190,7 +190,7 @@ def test_a_rank_whose_holder_fell_silent_can_be_taken_over():
     driven.run(4)
     driven.join("b", 0)
     assert driven.gone("a").reason == "rank 0 was given to the node at b:4000: yours fell silent"
-    assert "here: 0 (b:4000)" in driven.machine.view.status_text()
+    assert "here: 0 (b:4000)" in driven.machine.status_text()
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
@@ -203,11 +203,11 @@ def test_a_process_that_is_started_again_at_once_waits_until_the_one_before_has_
     driven.join("again", 0, host=host)
     driven.join("d", 2)
     assert driven.machine.phase is JobPhase.GATHERING
-    assert "asks for the place of one that may have died" in driven.machine.view.status_text()
+    assert "asks for the place of one that may have died" in driven.machine.status_text()
     driven.run(4)
     assert driven.gone("a").kind == "refused"
     assert driven.heard("again", m.Joined)[0].rank == 0
-    assert [member.host for member in driven.machine.view.members] == [host, "c", "d"]
+    assert [member.host for member in driven.machine.members] == [host, "c", "d"]
 
 
 def test_a_process_that_is_started_again_takes_the_place_at_once_when_the_one_before_leaves():
@@ -228,7 +228,7 @@ def test_a_node_in_doubt_that_goes_away_leaves_the_place_to_the_one_that_has_it(
     driven.join("again", 0)
     driven.lose("again")
     driven.join("c", 1)
-    assert [member.host for member in driven.machine.view.members] == ["a", "c"]
+    assert [member.host for member in driven.machine.members] == ["a", "c"]
 
 
 def test_a_member_that_could_not_read_that_it_joined_is_told_again_with_all_policies():

@@ -13,7 +13,7 @@ from tests.unit.scheduler.driving import Driven, key, running, star
 
 
 def status_of(driven):
-    return build_status(driven.machine.view.snapshot(driven.now), time=0.0, scheduler="h:1", http="h:2")
+    return build_status(driven.machine.snapshot(driven.now), time=0.0, scheduler="h:1", http="h:2")
 
 
 def report(**changed):

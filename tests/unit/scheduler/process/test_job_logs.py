@@ -83,7 +83,7 @@ def test_a_name_is_free_again_while_the_nodes_of_a_failed_job_are_told_why(tmp_p
         before.run(0.0)
     with Logged(tmp_path) as after:
         (job,) = after.machine.jobs
-        assert {one.host for one in job.view.members} == {"a.2", "a.3"}
+        assert {one.host for one in job.members} == {"a.2", "a.3"}
 
 
 def test_two_schedulers_cannot_write_one_log(tmp_path):

@@ -35,7 +35,7 @@ def report_all(driven, *ranks, view, complete=5, results=()):
 
 
 def views_of(driven):
-    return driven.machine._lifecycle.job.views
+    return driven.machine.job
 
 
 def test_when_a_rank_leaves_all_others_are_asked_what_they_have_and_told_what_is_agreed():
@@ -51,7 +51,7 @@ def test_when_a_rank_leaves_all_others_are_asked_what_they_have_and_told_what_is
     driven.say(0, m.ViewReport(view=1, complete={0: 5}, results=has))
     report_all(driven, 1, view=1)
     assert [driven.heard(rank) for rank in (0, 1, 3)] == [[], [], []]
-    assert "waits for reports of rank 3" in driven.machine.view.status_text()
+    assert "waits for reports of rank 3" in driven.machine.status_text()
     report_all(driven, 3, view=1)
     for rank in (0, 1, 3):
         (agreed,) = driven.heard(rank, m.ViewAgreed)
@@ -61,7 +61,7 @@ def test_when_a_rank_leaves_all_others_are_asked_what_they_have_and_told_what_is
 
 def test_a_rank_that_is_out_is_told_why_when_it_comes_back():
     driven = elastic(4)
-    incarnation = driven.machine.view.members[2].incarnation
+    incarnation = driven.machine.members[2].incarnation
     driven.lose(2, "no answer for 10 s")
     verdict = driven.hello("n2", incarnation=incarnation, sender=2)
     assert isinstance(verdict, Refuse)
@@ -143,7 +143,7 @@ def test_in_a_job_that_nobody_may_leave_messages_of_views_are_violations(message
 def test_views_are_remembered_with_their_reasons():
     driven = elastic(4)
     driven.say(2, m.Failed(reason="boom"))
-    event = views_of(driven).events[-1]
+    event = views_of(driven).changes[-1]
     assert (event.view, event.members) == (1, 3)
     assert "boom" in event.text
 
