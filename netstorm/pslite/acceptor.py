@@ -479,7 +479,7 @@ class EndpointContext:
         window = Window(self.limits.window_bytes, shallow=self.limits.shallow_windows)
 
         def acknowledged(message: SendQueueItem, now: float) -> None:
-            if self.observer is not None and message.payload is not None:
+            if self.observer is not None:
                 self.observer.acknowledged(
                     peer,
                     message.size,
@@ -498,7 +498,7 @@ class EndpointContext:
         if self.observer is None or not self.observer.may_contend:
             return False
         return any(
-            other.sending.window.in_flight + other.sending.queue.bytes > _BUSY_BYTES
+            other.sending.window.in_flight + other.sending.queued_bytes > _BUSY_BYTES
             for to, other in self._sessions.opened.items()
             if to not in (peer, SCHEDULER)
         )
