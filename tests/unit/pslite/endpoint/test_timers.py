@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.messages import Hello
-from netstorm.pslite.acceptor import NewSessions, PendingHellos, RecentSet
 from netstorm.pslite.endpoint import Timers
 from netstorm.pslite.sending import SendQueueItem, Window
 from netstorm.pslite.session import Limits, QueryTimer
+from netstorm.pslite.session_table import NewSessions, PendingHellos, RecentSet
 from netstorm.pslite.van import Connection
 
 # ------------------------------------------------------------------------------------------------------
