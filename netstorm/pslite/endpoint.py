@@ -37,6 +37,7 @@ from netstorm.protocol.frames import (
     seal,
     tag_in,
 )
+from netstorm.pslite.link_meter import LinkMeter
 from netstorm.pslite.machine import (
     Admit,
     Become,
@@ -59,13 +60,11 @@ from netstorm.pslite.machine import (
 from netstorm.pslite.sending import SendQueueItem
 from netstorm.pslite.session import AcceptedSession, Limits, OpenedSession, Session, SessionState
 from netstorm.pslite.session_table import (
-    EndpointContext,
     LinkStatistics,
     LocalProcess,
     NewSessions,
     PendingHellos,
     SessionTable,
-    TrafficObserver,
 )
 from netstorm.pslite.van import Broken, Connection, Received, Transmitter, VanEvent
 
@@ -134,14 +133,13 @@ class Endpoint:
         self._stamp: Final = stamp
         self._random: Final = rng or random.Random(incarnation)
         self._drops: Final = Drops(self.counters)
-        self._sessions: Final = SessionTable()
         self._timers: Final[Timers[Session]] = Timers()
         limits = Limits() if limits is None else limits
         self._statistics: Final = LinkStatistics(2 * limits.sessions)
-        self._context: Final = EndpointContext(
-            self.process, self._sessions, limits=limits, rng=self._random, stamp=stamp, trace=trace
+        self._sessions: Final = SessionTable(
+            self.process, limits=limits, rng=self._random, stamp=stamp, trace=trace
         )
-        self._context.may_be_busy = self.watched.may_be_busy
+        self._sessions.may_be_busy = self.watched.may_be_busy
         self._inquiries: Final[dict[Peer, Inquire]] = {}
         """Those that need a connection."""
         self._trials: Final[dict[Connection, Peer]] = {}
@@ -155,24 +153,24 @@ class Endpoint:
     @property
     def acknowledges(self) -> Callable[[Connection], bool]:
         """Returns whether the kernel at the other end of a connection acknowledges what is sent to it."""
-        return self._context.acknowledges
+        return self._sessions.acknowledges
 
     @acknowledges.setter
     def acknowledges(self, acknowledges: Callable[[Connection], bool]) -> None:
-        self._context.acknowledges = acknowledges
+        self._sessions.acknowledges = acknowledges
 
     @property
-    def observer(self) -> TrafficObserver | None:
+    def observer(self) -> LinkMeter | None:
         """Told of what arrives and what is acknowledged, for passive measurement."""
-        return self._context.observer
+        return self._sessions.observer
 
     @observer.setter
-    def observer(self, observer: TrafficObserver | None) -> None:
-        self._context.observer = observer
+    def observer(self, observer: LinkMeter | None) -> None:
+        self._sessions.observer = observer
 
     def draw_tokens_from(self, source: random.Random) -> None:
         """Take the numbers by which peers know a session again from a source that others cannot guess."""
-        self._context.tokens = source
+        self._sessions.tokens = source
 
     # ---------------------------------------------------------------------------- the machine's instructions
 
@@ -184,7 +182,7 @@ class Endpoint:
             session.host, session.port = instruction.host, instruction.port
             return
         self._sessions.opened[peer] = OpenedSession(
-            self._context,
+            self._sessions,
             peer,
             self._random.getrandbits(63),
             counters=self._statistics.counters(peer, opened_here=True),
@@ -242,18 +240,20 @@ class Endpoint:
         """
         session = self._sessions.accepted.get(instruction.peer)
         if session is not None and session.state is SessionState.UP and session.connection is not None:
-            if self._context.acknowledges(session.connection):
+            if self._sessions.acknowledges(session.connection):
                 self.watched.busy(instruction.peer, now - session.counters.heard_at)
         elif instruction.peer not in self._trials.values():
             self._inquiries[instruction.peer] = instruction
 
     # ------------------------------------------------------------------------------------ the van's events
 
-    def handle(self, event: VanEvent, now: float) -> None:
-        """Process an event of the van. Nothing that a peer sends raises an exception."""
+    def handle(self, event: VanEvent, now: float) -> bool:
+        """Process an event of the van; return whether the machine may have heard of it. Nothing that a peer
+        sends raises an exception.
+        """
         if isinstance(event, Broken):
             self._broken(event, now)
-            return
+            return True
         frames = event.frames
         session = self._sessions.by_connection.get(event.connection)
         try:
@@ -266,7 +266,7 @@ class Endpoint:
                     self._accept(event.connection, message, now, event.user)
                 elif not self._sessions.was_released(event.connection):
                     raise ProtocolViolation(f"{type(message).__name__} on a connection without a session")
-                return
+                return True
             counters = session.counters
             counters.heard_at = now
             counters.messages_received += 1
@@ -274,7 +274,8 @@ class Endpoint:
             if isinstance(message, m.SessionMessage):
                 self._sessions.dirty[session] = None
                 self._session_message(session, message, header, now)
-            elif session.state is not SessionState.UP:
+                return session.state in _OVER
+            if session.state is not SessionState.UP:
                 counters.drop("not_up")
             elif isinstance(message, m.Datagram):
                 if header.sequence or header.has_payload:
@@ -287,6 +288,7 @@ class Endpoint:
                 self._refuse_other_protocol(event, error, now)
             reason = "frame" if isinstance(error, FrameError) else "protocol"
             self._drop(reason, event.connection, str(error), now)
+        return True
 
     def _broken(self, event: Broken, now: float) -> None:
         peer = self._trials.pop(event.connection, None)
@@ -333,9 +335,9 @@ class Endpoint:
                 self._drop("checksum", session.connection, "the payload fails its checksum", now)
                 return
         arrival = message, payload, header.payload_crc
-        if self._context.observer is not None and isinstance(message, m.DataMessage):
+        if self._sessions.observer is not None and isinstance(message, m.DataMessage):
             size = sum(map(len, frames))
-            self._context.observer.arrived(
+            self._sessions.observer.arrived(
                 session.peer,
                 size,
                 header.sent_at,
@@ -407,9 +409,9 @@ class Endpoint:
     ) -> None:
         if header.sequence or header.has_payload:
             raise ProtocolViolation(f"a numbered {type(message).__name__}")
-        self._context.acknowledgement_stamp = header.sent_at
-        if self._context.observer is not None and session.state is SessionState.UP:
-            self._context.observer.control_arrived(session.peer, header.sent_at, self._stamp())
+        self._sessions.acknowledgement_stamp = header.sent_at
+        if self._sessions.observer is not None and session.state is SessionState.UP:
+            self._sessions.observer.control_arrived(session.peer, header.sent_at, self._stamp())
         if isinstance(message, (m.Welcome, m.Refused)) and isinstance(session, OpenedSession):
             if isinstance(message, m.Welcome):
                 session.welcome(message, now)
@@ -472,13 +474,13 @@ class Endpoint:
         if session is None:
             if hello.resuming:
                 return Refuse("that session is not known here (any more)")
-            if len(accepted) >= self._context.limits.sessions:
+            if len(accepted) >= self._sessions.limits.sessions:
                 return Refuse(f"this process has {len(accepted)} sessions already")
             if not self._new_sessions.take(now):
                 return NotYet()
             counters = self._statistics.counters(peer, opened_here=False)
             session = AcceptedSession(
-                self._context, peer, hello, counters=counters, ordered=self._ordered(peer)
+                self._sessions, peer, hello, counters=counters, ordered=self._ordered(peer)
             )
         try:
             session.hello(hello, connection, now)
@@ -574,7 +576,7 @@ class Endpoint:
                 van.close(connection)
         for peer, inquiry in self._inquiries.items():
             if self._is_away(peer):
-                connection = self._context.new_connection()
+                connection = self._sessions.new_connection()
                 self._trials[connection] = peer
                 van.open(connection, inquiry.host, inquiry.port)
         self._inquiries.clear()
@@ -587,9 +589,9 @@ class Endpoint:
         """Learn that this process goes on after it did not run for `missed_s`, which `now` does not count.
         What is acknowledged now says nothing about links.
         """
-        self._context.resumed_at = now
-        if self._context.observer is not None:
-            self._context.observer.resumed(missed_s)
+        self._sessions.resumed_at = now
+        if self._sessions.observer is not None:
+            self._sessions.observer.resumed(missed_s)
         for session in self._sessions:
             session.sending.window.resumed_at = now
 
@@ -831,11 +833,10 @@ class Stack(Generic[M]):
         """Process an event of the van. Nothing that a peer sends raises an exception; an error of the machine
         does.
         """
-        self.endpoint.handle(event, now)
-        for instruction in self.machine.take_instructions():
-            self._carry_out_one(
-                instruction, now
-            )  # the next event may be a Hello that names a rank just given
+        if self.endpoint.handle(event, now):
+            for instruction in self.machine.take_instructions():
+                # Not later: the next event may be a Hello that names a rank just given.
+                self._carry_out_one(instruction, now)
 
     def tick(self, now: float) -> None:
         """Do what is due."""

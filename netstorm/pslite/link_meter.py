@@ -85,7 +85,8 @@ class MeterOptions:
 
 
 class LinkMeter:
-    """Measures a node's links. Implements `pslite.endpoint.traffic_observer.TrafficObserver`.
+    """Measures a node's links. An endpoint tells it what arrives and what is acknowledged; times in ns are
+    on the cluster clock.
 
     Attributes:
         progress: returns how much the connections that chunks leave by have delivered; by default nothing is
@@ -115,21 +116,30 @@ class LinkMeter:
         self._missed_s = 0.0
         """How far the caller's clock is behind one that counts all time: rates are those of the latter."""
 
-    # ------------------------------------------------------------------------------------ TrafficObserver
+    # ----------------------------------------------------------------------------------- told by an endpoint
 
     @property
     def may_contend(self) -> bool:
-        """See `TrafficObserver`."""
+        """Whether links out of this node may slow one another."""
         return not self._out.independent
 
     def resumed(self, missed_s: float) -> None:
-        """See `TrafficObserver`."""
+        """Learn that this process did not run for a while, which its local clock does not count."""
         self._missed_s += missed_s
 
     def arrived(
         self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool, contended: bool
     ) -> None:
-        """See `TrafficObserver`."""
+        """Record a data message.
+
+        Args:
+            peer: its sender.
+            size: bytes.
+            sent_at: when the sender handed it over, in ns.
+            arrived_at: when it arrived, in ns.
+            resent: it was sent before, and measures nothing.
+            contended: other links out of its sender were busy.
+        """
         if peer < 0:
             return
         self._bytes += size
@@ -146,14 +156,23 @@ class LinkMeter:
             self._paper_new.add(peer)
 
     def control_arrived(self, peer: Peer, sent_at: int, arrived_at: int) -> None:
-        """See `TrafficObserver`."""
+        """Record an acknowledgement or another small message of a session; times in ns."""
         if peer >= 0:
             self._in.link(peer).busy.add_small_message(sent_at * 1e-9, arrived_at * 1e-9)
 
     def acknowledged(
         self, peer: Peer, size: int, sent: float, heard: float, stamped_at: int, *, resent: bool
     ) -> None:
-        """See `TrafficObserver`."""
+        """Record the acknowledgement of a data message.
+
+        Args:
+            peer: its receiver.
+            size: bytes.
+            sent: when it was handed over, in s on the local clock.
+            heard: when the acknowledgement arrived, in s on the local clock.
+            stamped_at: when the receiver sent the acknowledgement, in ns on the cluster clock.
+            resent: it was transmitted more than once; which transmission was acknowledged is unknown.
+        """
         if peer < 0:
             return
         self._bytes += size

@@ -7,12 +7,13 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Peer
 from netstorm.protocol.messages import Hello
+from netstorm.pslite.link_meter import LinkMeter
 from netstorm.pslite.sending import SendingHalf, SendQueueItem, TracedSendingHalf, Window
 from netstorm.pslite.session import (
     AcceptedSession,
@@ -26,14 +27,12 @@ from netstorm.pslite.session import (
 from netstorm.pslite.van import Connection
 
 __all__ = [
-    "EndpointContext",
     "LinkStatistics",
     "LocalProcess",
     "NewSessions",
     "PendingHellos",
     "RecentSet",
     "SessionTable",
-    "TrafficObserver",
 ]
 
 
@@ -118,9 +117,13 @@ def _size(hello: Hello) -> int:
 _REMEMBERED: Final = 256
 """How many closed connections, and ended sessions, are remembered."""
 
+_BUSY_BYTES: Final = 16 * 1024
+"""A link with less than this in flight and queued is not busy: it is the initial window of a TCP
+connection."""
+
 
 class SessionTable:
-    """All sessions of a process, and the connections that they use.
+    """All sessions of a process, the connections that they use, and what they share (`SessionContext`).
 
     Attributes:
         opened: by peer, the sessions that this process opened.
@@ -132,9 +135,36 @@ class SessionTable:
         released: connections to close.
         admitted: connections opened by others that sessions use now.
         refused: connections opened by others that are to be cut, and why.
+        observer: told of what arrives and is acknowledged; None: nobody measures links.
+        acknowledgement_stamp: `sent_at` of the acknowledgement that is being processed, in ns.
+        acknowledges: see `SessionContext`; the driver sets it.
+        may_be_busy: see `SessionContext`; the endpoint sets it.
+        resumed_at: when this process last went on after it had not run for a while.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        process: LocalProcess,
+        *,
+        limits: Limits,
+        rng: random.Random,
+        stamp: Callable[[], int],
+        trace: Trace | None,
+    ) -> None:
+        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries."""
+        self.limits: Final = limits
+        self.held_bytes: Final = new_held_bytes()
+        self.incarnation: Final = process.incarnation
+        self.random: Final = rng
+        self.tokens = random.Random(f"tokens {process.incarnation}")
+        self.stamp: Final = stamp
+        self.observer: LinkMeter | None = None
+        self.acknowledgement_stamp = 0
+        self.acknowledges: Callable[[Connection], bool] = lambda _: False
+        self.may_be_busy: Callable[[Peer, float], bool] = lambda _, __: False
+        self.resumed_at = -math.inf
+        self._process: Final = process
+        self._trace: Final = trace
         self.opened: Final[dict[Peer, OpenedSession]] = {}
         self.accepted: Final[dict[Peer, AcceptedSession]] = {}
         self.by_connection: Final[dict[Connection, Session]] = {}
@@ -189,6 +219,59 @@ class SessionTable:
     def was_released(self, connection: Connection) -> bool:
         """Return whether a connection was released recently."""
         return connection in self._retired
+
+    # --------------------------------------------------------------------------------------- what they share
+
+    @property
+    def boot(self) -> int:
+        """See `SessionContext`."""
+        return self._process.boot
+
+    def hello(self, session: Session, boot: int) -> m.Hello:
+        """See `SessionContext`."""
+        assert session.connection is not None
+        self.by_connection[session.connection] = session
+        received, beyond = session.receiving.received_numbers()
+        return m.Hello(
+            job=self._process.job,
+            sender=self._process.rank,
+            incarnation=self.incarnation,
+            receiver=int(session.peer),
+            session=session.identity,
+            received=received,
+            beyond=beyond,
+            resuming=session.incarnation is not None,
+            boot=boot,
+        )
+
+    def new_sending(self, peer: Peer) -> SendingHalf:
+        """See `SessionContext`."""
+        window = Window(self.limits.window_bytes, shallow=self.limits.shallow_windows)
+
+        def acknowledged(message: SendQueueItem, now: float) -> None:
+            if self.observer is not None:
+                self.observer.acknowledged(
+                    peer,
+                    message.size,
+                    message.sent_at,
+                    now,
+                    self.acknowledgement_stamp,
+                    resent=message.transmissions > 1 or message.sent_at <= self.resumed_at,
+                )
+
+        if self._trace is None:
+            return SendingHalf(window, acknowledged)
+        return TracedSendingHalf(window, peer, self._trace, acknowledged)
+
+    def contended(self, peer: Peer) -> bool:
+        """See `SessionContext`."""
+        if self.observer is None or not self.observer.may_contend:
+            return False
+        return any(
+            other.sending.window.in_flight + other.sending.queued_bytes > _BUSY_BYTES
+            for to, other in self.opened.items()
+            if to not in (peer, SCHEDULER)
+        )
 
     # ---------------------------------------------------------------------------------------------- endings
 
@@ -254,111 +337,6 @@ class RecentSet(Generic[T]):
             del self._members[next(iter(self._members))]
 
 
-# What all sessions of an endpoint share: connection numbers, the clock, and passive measurement. Pure.
-
-_BUSY_BYTES: Final = 16 * 1024
-"""A link with less than this in flight and queued is not busy: it is the initial window of a TCP
-connection."""
-
-
-class EndpointContext:
-    """Implements `pslite.session.session.SessionContext`.
-
-    Attributes:
-        held_bytes: see `SessionContext`.
-        observer: told of acknowledgements, for passive measurement.
-        acknowledgement_stamp: `sent_at` of the acknowledgement that is being processed, in ns.
-        acknowledges: see `SessionContext`; the driver sets it.
-        may_be_busy: see `SessionContext`; the endpoint sets it.
-        resumed_at: when this process last went on after it had not run for a while.
-    """
-
-    def __init__(
-        self,
-        process: LocalProcess,
-        sessions: SessionTable,
-        *,
-        limits: Limits,
-        rng: random.Random,
-        stamp: Callable[[], int],
-        trace: Trace | None,
-    ) -> None:
-        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries."""
-        self.limits: Final = limits
-        self.held_bytes: Final = new_held_bytes()
-        self.incarnation: Final = process.incarnation
-        self.random: Final = rng
-        self.tokens = random.Random(f"tokens {process.incarnation}")
-        self.stamp: Final = stamp
-        self.observer: TrafficObserver | None = None
-        self.acknowledgement_stamp = 0
-        self.acknowledges: Callable[[Connection], bool] = lambda _: False
-        self.may_be_busy: Callable[[Peer, float], bool] = lambda _, __: False
-        self.resumed_at = -math.inf
-        self._process: Final = process
-        self._sessions: Final = sessions
-        self._trace: Final = trace
-
-    @property
-    def boot(self) -> int:
-        """See `SessionContext`."""
-        return self._process.boot
-
-    def new_connection(self) -> Connection:
-        """See `SessionContext`."""
-        return self._sessions.new_connection()
-
-    def hello(self, session: Session, boot: int) -> m.Hello:
-        """See `SessionContext`."""
-        assert session.connection is not None
-        self._sessions.by_connection[session.connection] = session
-        received, beyond = session.receiving.received_numbers()
-        return m.Hello(
-            job=self._process.job,
-            sender=self._process.rank,
-            incarnation=self.incarnation,
-            receiver=int(session.peer),
-            session=session.identity,
-            received=received,
-            beyond=beyond,
-            resuming=session.incarnation is not None,
-            boot=boot,
-        )
-
-    def new_sending(self, peer: Peer) -> SendingHalf:
-        """See `SessionContext`."""
-        window = Window(self.limits.window_bytes, shallow=self.limits.shallow_windows)
-
-        def acknowledged(message: SendQueueItem, now: float) -> None:
-            if self.observer is not None:
-                self.observer.acknowledged(
-                    peer,
-                    message.size,
-                    message.sent_at,
-                    now,
-                    self.acknowledgement_stamp,
-                    resent=message.transmissions > 1 or message.sent_at <= self.resumed_at,
-                )
-
-        if self._trace is None:
-            return SendingHalf(window, acknowledged)
-        return TracedSendingHalf(window, peer, self._trace, acknowledged)
-
-    def contended(self, peer: Peer) -> bool:
-        """See `SessionContext`."""
-        if self.observer is None or not self.observer.may_contend:
-            return False
-        return any(
-            other.sending.window.in_flight + other.sending.queued_bytes > _BUSY_BYTES
-            for to, other in self._sessions.opened.items()
-            if to not in (peer, SCHEDULER)
-        )
-
-    def release(self, connection: Connection) -> None:
-        """See `SessionContext`."""
-        self._sessions.release(connection)
-
-
 # What this process tells its peers about itself, and how it names them in messages for people. Pure.
 
 
@@ -405,50 +383,3 @@ class LinkStatistics:
     def snapshot(self) -> dict[tuple[Peer, bool], dict[str, int]]:
         """Return all numbers by name, by peer and whether the link was opened here."""
         return {link: counters.snapshot() for link, counters in self._counters.items()}
-
-
-# The interface by which an endpoint reports its traffic for passive measurement.
-
-
-class TrafficObserver(Protocol):
-    """Called by an endpoint for messages that arrive or are acknowledged. Times in ns are on the cluster
-    clock.
-    """
-
-    @property
-    def may_contend(self) -> bool:
-        """Whether links out of this node may slow one another."""
-
-    def resumed(self, missed_s: float) -> None:
-        """Learn that this process did not run for a while, which its local clock does not count."""
-
-    def arrived(
-        self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool, contended: bool
-    ) -> None:
-        """Record a data message.
-
-        Args:
-            peer: its sender.
-            size: bytes.
-            sent_at: when the sender handed it over, in ns.
-            arrived_at: when it arrived, in ns.
-            resent: it was sent before, and measures nothing.
-            contended: other links out of its sender were busy.
-        """
-
-    def control_arrived(self, peer: Peer, sent_at: int, arrived_at: int) -> None:
-        """Record an acknowledgement or another small message of a session; times in ns."""
-
-    def acknowledged(
-        self, peer: Peer, size: int, sent: float, heard: float, stamped_at: int, *, resent: bool
-    ) -> None:
-        """Record the acknowledgement of a data message.
-
-        Args:
-            peer: its receiver.
-            size: bytes.
-            sent: when it was handed over, in s on the local clock.
-            heard: when the acknowledgement arrived, in s on the local clock.
-            stamped_at: when the receiver sent the acknowledgement, in ns on the cluster clock.
-            resent: it was transmitted more than once; which transmission was acknowledged is unknown.
-        """

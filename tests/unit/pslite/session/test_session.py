@@ -281,7 +281,7 @@ def test_no_process_goes_on_with_a_session_that_it_has_not_begun():
     world.kill(there)
     posing = world.add(1, incarnation=there.stack.endpoint.process.incarnation, port=there.port)
     endpoint = posing.stack.endpoint
-    endpoint._context.tokens.seed("another process")
+    endpoint._sessions.tokens.seed("another process")
     accepted = endpoint._admit
     resuming = []
 
