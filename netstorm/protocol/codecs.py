@@ -55,7 +55,7 @@ __all__ = [
 # Pure.
 #
 # The lowest bits are the family, the others its argument. Families without an argument have numbers of their
-# own in `protocol.chunks`; those of collective rounds are made of signatures (`protocol.collectives`).
+# own below; those of collective rounds are made of signatures (`Signature`).
 
 _FAMILY_BITS: Final = 4
 _ARGUMENT_BITS: Final = 24

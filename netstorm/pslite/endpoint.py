@@ -103,6 +103,8 @@ class Endpoint:
         boot: int = 0,
         limits: Limits | None = None,
         rng: random.Random | None = None,
+        tokens: random.Random | None = None,
+        acknowledges: Callable[[Connection], bool] = lambda _: False,
         counters: Counters | None = None,
         trace: Trace | None = None,
     ) -> None:
@@ -119,6 +121,8 @@ class Endpoint:
             boot: see `LocalProcess`.
             limits: time-outs and bounds.
             rng: numbers sessions and spreads attempts to connect.
+            tokens: the numbers by which peers know a session again; nobody else may guess them, but in tests.
+            acknowledges: whether the kernel at the other end of a connection acknowledges what is sent to it.
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
         """
@@ -137,9 +141,15 @@ class Endpoint:
         limits = Limits() if limits is None else limits
         self._statistics: Final = LinkStatistics(2 * limits.sessions)
         self._sessions: Final = SessionTable(
-            self.process, limits=limits, rng=self._random, stamp=stamp, trace=trace
+            self.process,
+            limits=limits,
+            rng=self._random,
+            tokens=tokens or random.Random(f"tokens {incarnation}"),
+            stamp=stamp,
+            acknowledges=acknowledges,
+            may_be_busy=self.watched.may_be_busy,
+            trace=trace,
         )
-        self._sessions.may_be_busy = self.watched.may_be_busy
         self._inquiries: Final[dict[Peer, Inquire]] = {}
         """Those that need a connection."""
         self._trials: Final[dict[Connection, Peer]] = {}
@@ -151,15 +161,6 @@ class Endpoint:
         self._refusals: Final = Drops(self.counters, counted_as="refused", what="refused a session")
 
     @property
-    def acknowledges(self) -> Callable[[Connection], bool]:
-        """Returns whether the kernel at the other end of a connection acknowledges what is sent to it."""
-        return self._sessions.acknowledges
-
-    @acknowledges.setter
-    def acknowledges(self, acknowledges: Callable[[Connection], bool]) -> None:
-        self._sessions.acknowledges = acknowledges
-
-    @property
     def observer(self) -> LinkMeter | None:
         """Told of what arrives and what is acknowledged, for passive measurement."""
         return self._sessions.observer
@@ -167,10 +168,6 @@ class Endpoint:
     @observer.setter
     def observer(self, observer: LinkMeter | None) -> None:
         self._sessions.observer = observer
-
-    def draw_tokens_from(self, source: random.Random) -> None:
-        """Take the numbers by which peers know a session again from a source that others cannot guess."""
-        self._sessions.tokens = source
 
     # ---------------------------------------------------------------------------- the machine's instructions
 
@@ -677,11 +674,8 @@ class _WithoutRoom:
         return asked
 
 
-# Messages that a link did not deliver, as the machine that sent them knows them. Pure.
-
-
 def as_sends(peer: Peer, messages: Iterable[SendQueueItem]) -> list[Send]:
-    """Return messages for `peer` as the machine sent them."""
+    """Return messages that the link with `peer` did not deliver as the machine sent them."""
     return [
         Send(
             peer=peer,
@@ -730,11 +724,10 @@ class Timers(Generic[T]):
         return self._heap[0][0] if self._heap else math.inf
 
 
-# Connections that ended, for a machine that wants to know before their sessions are lost. Pure.
-
-
 class WatchedConnections:
-    """What a `ConnectionWatcher` is told; nothing, if the machine is none."""
+    """Connections that ended, for a `ConnectionWatcher`, which wants to know before their sessions are lost.
+    Another machine is told nothing.
+    """
 
     def __init__(self, machine: object) -> None:
         self._watcher: Final = machine if isinstance(machine, ConnectionWatcher) else None
@@ -776,10 +769,6 @@ class WatchedConnections:
         return True
 
 
-# A machine on its endpoint: what drivers drive, on real sockets and in the simulated cluster. Pure.
-#
-# A driver's turn is: `handle` each event, call what the program wants, `tick`, then `flush` into the van.
-
 M = TypeVar("M", bound=Machine)
 
 _LATE_S: Final = 0.5
@@ -794,7 +783,10 @@ _WORTH_A_LINE_S: Final = 2.0
 
 
 class Stack(Generic[M]):
-    """Carries out the instructions of a machine."""
+    """A machine on its endpoint: what drivers drive, on real sockets and in the simulated cluster.
+
+    A driver's turn is: `handle` each event, call what the program wants, `tick`, then `flush` into the van.
+    """
 
     def __init__(self, machine: M, endpoint: Endpoint) -> None:
         self.machine: Final = machine
@@ -895,8 +887,6 @@ class Stack(Generic[M]):
             endpoint.process.rank = instruction.rank
 
 
-# An endpoint that logs its connections and messages (PS_VERBOSE). Pure apart from the log.
-
 _MEMBERSHIP: Final = (
     m.Join,
     m.Joined,
@@ -913,7 +903,8 @@ _LONGEST: Final = 300
 
 
 class LoggedEndpoint(Endpoint):
-    """Logs connections and membership (level info) and every message (level debug), without its values.
+    """PS_VERBOSE: logs connections and membership (level info) and every message (level debug), without
+    values.
 
     It is a class of its own so that logging costs other endpoints nothing.
     """

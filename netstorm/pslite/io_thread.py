@@ -416,10 +416,29 @@ def start_driver(
     try:
         bound = van.bind(bind_host, port)
         machine = make_machine(bound)
-        endpoint = _make_endpoint(
-            machine, settings, counters=counters, rank=rank, ordered=ordered, stamp=stamp, trace=trace
+        incarnation = secrets.randbits(63)
+        endpoint = (LoggedEndpoint if settings.verbose else Endpoint)(
+            machine,
+            job=settings.job,
+            incarnation=incarnation,
+            rank=rank,
+            boot=boot_number() if settings.checksums == "auto" else 0,
+            ordered=ordered,
+            payloads=lambda peer: peer >= 0 and not ordered(peer),  # schedulers are sent none, and send none
+            stamp=stamp,
+            limits=Limits(
+                link_timeout_s=settings.link_timeout_s,
+                busy_timeout_s=settings.wait_timeout_s,
+                window_bytes=settings.window_bytes,
+                shallow_windows=bool(settings.loss_bound or settings.dgt),
+                sessions=min(Limits().sessions, most_sessions()),
+            ),
+            rng=random.Random(incarnation),
+            tokens=random.SystemRandom(),
+            acknowledges=van.acknowledges,
+            counters=counters,
+            trace=trace,
         )
-        endpoint.acknowledges = van.acknowledges
         thread = IoThread(
             Stack(machine, endpoint), van, switch_interval_s=settings.switch_interval_s, name=name
         )
@@ -427,38 +446,3 @@ def start_driver(
         van.shut(0.0)
         raise
     return Driver(machine, endpoint, thread, bound, van)
-
-
-def _make_endpoint(
-    machine: Machine,
-    settings: Settings,
-    *,
-    counters: Counters,
-    rank: int,
-    ordered: Callable[[Peer], bool],
-    stamp: Callable[[], int],
-    trace: Trace | None,
-) -> Endpoint:
-    incarnation = secrets.randbits(63)
-    endpoint = (LoggedEndpoint if settings.verbose else Endpoint)(
-        machine,
-        job=settings.job,
-        incarnation=incarnation,
-        rank=rank,
-        boot=boot_number() if settings.checksums == "auto" else 0,
-        ordered=ordered,
-        payloads=lambda peer: peer >= 0 and not ordered(peer),  # schedulers are sent none, and send none
-        stamp=stamp,
-        limits=Limits(
-            link_timeout_s=settings.link_timeout_s,
-            busy_timeout_s=settings.wait_timeout_s,
-            window_bytes=settings.window_bytes,
-            shallow_windows=bool(settings.loss_bound or settings.dgt),
-            sessions=min(Limits().sessions, most_sessions()),
-        ),
-        rng=random.Random(incarnation),
-        counters=counters,
-        trace=trace,
-    )
-    endpoint.draw_tokens_from(random.SystemRandom())
-    return endpoint

@@ -308,9 +308,6 @@ class LinkMeter:
         )
 
 
-# All links into a node, or all links out of it: who shared the access line when, and each link's rate.
-# Pure.
-
 _LONGEST_WAIT_S: Final = 2.0
 """How long a busy period waits at most for those of other links that began before its end."""
 
@@ -355,7 +352,7 @@ class MeasuredLink:
 
 
 class LinkDirection:
-    """All links into a node, or all links out of it."""
+    """All links into a node, or out of it: who shared the access line when, and each link's rate."""
 
     def __init__(self, at_least: int) -> None:
         """Estimate rates from at least so many chunks."""

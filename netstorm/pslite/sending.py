@@ -93,7 +93,7 @@ class SendQueueItem:
 
 _SPAN: Final = 8192
 """Numbers that may pass a message which the other side has no room for: it keeps the number of each
-(`receiving`)."""
+(`ReceivingHalf`)."""
 
 OnAcknowledged = Callable[[SendQueueItem, float], None]
 """Called with each message with a payload that is acknowledged, and the time."""
@@ -538,11 +538,8 @@ class Window:
         self.size = min(wanted, _LARGEST)
 
 
-# The sending half of a session that records its deliveries in a trace. Pure: the trace has the clock.
-
-
 class TracedSendingHalf(SendingHalf):
-    """Records each message that is acknowledged.
+    """Records each message that is acknowledged in a trace, which has the clock.
 
     It is a class of its own so that tracing costs other sessions nothing.
     """

@@ -43,7 +43,7 @@ __all__ = [
 
 
 _MOST_REFUSED: Final = 16_384
-"""Messages without room whose numbers are kept: a correct sender has fewer under way (`sending`)."""
+"""Messages without room whose numbers are kept: a correct sender has fewer under way (`SendingHalf`)."""
 
 
 class SessionContext(Protocol):
@@ -104,7 +104,7 @@ class Session(ABC):
     Attributes:
         peer: the other process.
         identity: random number of the session.
-        state: see `states`.
+        state: see `SessionState`.
         connection: the present one; None while there is none.
         incarnation: random number of the other process; None before it is known.
         sending: messages to the peer.
@@ -436,9 +436,6 @@ class Session(ABC):
         self.acknowledge = False
 
 
-# The states of a session and its transitions, as a table. Pure.
-
-
 class SessionState(enum.Enum):
     """The state of a session."""
 
@@ -507,11 +504,8 @@ TRANSITIONS: Final[Mapping[SessionState, Mapping[Event, SessionState]]] = Mappin
 )
 
 
-# The side of a session that makes the connections, again and again until the link time-out. Pure.
-
-
 class OpenedSession(Session):
-    """The side that makes the connections."""
+    """The side that makes the connections, again and again until the link time-out."""
 
     opened_here = True
 
@@ -639,11 +633,8 @@ class OpenedSession(Session):
         return host_port(self.host, self.port)
 
 
-# The side of a session that waits for its peer's connections. Pure.
-
-
 class AcceptedSession(Session):
-    """The side that waits for connections."""
+    """The side that waits for its peer's connections."""
 
     def __init__(
         self, context: SessionContext, peer: Peer, hello: m.Hello, *, counters: LinkCounters, ordered: bool
@@ -697,12 +688,9 @@ class AcceptedSession(Session):
             super().tick(now)
 
 
-# Time-outs of sessions, and bounds on memory.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Times in s, sizes in bytes."""
+    """Time-outs of sessions in s, and bounds on memory in bytes."""
 
     link_timeout_s: float = 10.0
     """A session that has no connection for this long is lost."""
@@ -732,11 +720,10 @@ class Limits:
     """Most sessions that other processes may open."""
 
 
-# What went over one link, in both directions and in all its sessions.
-
-
 class LinkCounters:
-    """Numbers that only grow. Bytes are those of frames, without the headers of ZeroMQ and TCP."""
+    """What went over one link, in both directions and in all its sessions. Bytes are those of frames, without
+    the headers of ZeroMQ and TCP.
+    """
 
     __slots__ = (
         "bytes_received",
@@ -778,12 +765,11 @@ class LinkCounters:
         return numbers | {f"dropped_{reason}": number for reason, number in self.dropped.items()}
 
 
-# When to query a peer that acknowledges nothing any more, and when to give up waiting for its answer.
-# Pure.
-
-
 class QueryTimer:
-    """The liveness check of one connection. It only sends queries: a time-out never retransmits anything."""
+    """When to query a peer that acknowledges nothing any more, and when to give up waiting for its answer.
+
+    A time-out never retransmits anything.
+    """
 
     __slots__ = (
         "_answer_timeout_s",
@@ -873,15 +859,12 @@ class QueryTimer:
         return max(self._unanswered_since, self._excused_at) + answer_timeout_s
 
 
-# The receiving half of a session: delivers each message once and, if the session is ordered, in order.
-# Pure.
-
 Arrival: TypeAlias = tuple[Message, "Buffer | None", "int | None"]
 """A message, its payload, the payload's checksum, if it has one."""
 
 _BEYOND: Final = 16_384
 """Most messages that may arrive before a missing one. A correct sender has fewer in flight, and beside one
-that it was asked to keep (`sending`)."""
+that it was asked to keep (`SendingHalf`)."""
 
 _HELD_OF_ONE: Final = 16 * 2**20
 _HELD_OF_ALL: Final = 128 * 2**20
@@ -896,7 +879,9 @@ def new_held_bytes() -> WaitingBytes:
 
 
 class ReceivingHalf:
-    """Messages from one peer in one session."""
+    """Messages from one peer in one session: each is delivered once and, if the session is ordered, in
+    order.
+    """
 
     __slots__ = ("_held", "_held_bytes", "_peer", "beyond", "ordered", "received")
 

@@ -112,8 +112,6 @@ def _size(hello: Hello) -> int:
     return len(hello.beyond) + len(hello.job)
 
 
-# The sessions of a process: by peer, by connection, and those that have something to send. Pure.
-
 _REMEMBERED: Final = 256
 """How many closed connections, and ended sessions, are remembered."""
 
@@ -137,8 +135,6 @@ class SessionTable:
         refused: connections opened by others that are to be cut, and why.
         observer: told of what arrives and is acknowledged; None: nobody measures links.
         acknowledgement_stamp: `sent_at` of the acknowledgement that is being processed, in ns.
-        acknowledges: see `SessionContext`; the driver sets it.
-        may_be_busy: see `SessionContext`; the endpoint sets it.
         resumed_at: when this process last went on after it had not run for a while.
     """
 
@@ -148,20 +144,23 @@ class SessionTable:
         *,
         limits: Limits,
         rng: random.Random,
+        tokens: random.Random,
         stamp: Callable[[], int],
+        acknowledges: Callable[[Connection], bool],
+        may_be_busy: Callable[[Peer, float], bool],
         trace: Trace | None,
     ) -> None:
-        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries."""
+        """`trace`: records all deliveries; for the others see `SessionContext`."""
         self.limits: Final = limits
         self.held_bytes: Final = new_held_bytes()
         self.incarnation: Final = process.incarnation
         self.random: Final = rng
-        self.tokens = random.Random(f"tokens {process.incarnation}")
+        self.tokens: Final = tokens
         self.stamp: Final = stamp
         self.observer: LinkMeter | None = None
         self.acknowledgement_stamp = 0
-        self.acknowledges: Callable[[Connection], bool] = lambda _: False
-        self.may_be_busy: Callable[[Peer, float], bool] = lambda _, __: False
+        self.acknowledges: Final = acknowledges
+        self.may_be_busy: Final = may_be_busy
         self.resumed_at = -math.inf
         self._process: Final = process
         self._trace: Final = trace
@@ -337,12 +336,9 @@ class RecentSet(Generic[T]):
             del self._members[next(iter(self._members))]
 
 
-# What this process tells its peers about itself, and how it names them in messages for people. Pure.
-
-
 @dataclass(slots=True, kw_only=True)
 class LocalProcess:
-    """The process that an endpoint belongs to."""
+    """What a process tells its peers about itself, and how it names them in messages for people."""
 
     job: str
     """Name of the job."""
@@ -363,11 +359,11 @@ class LocalProcess:
         return f"process {peer}" if self.rank < 0 else f"rank {peer}"
 
 
-# What went over each link of a process, present or past. Pure.
-
-
 class LinkStatistics:
-    """Counters by peer and by which side opened the connection. Successive sessions of a link share them."""
+    """What went over each link, present or past, by peer and by which side opened the connection.
+
+    Successive sessions of a link share their counters.
+    """
 
     def __init__(self, most: int) -> None:
         """Keep the counters of at most so many links; the oldest are dropped first."""

@@ -567,9 +567,9 @@ class ProcessFactory:
                 shallow_windows=bool(self._settings.loss_bound or self._settings.dgt),
             ),
             rng=chance,
+            acknowledges=van.acknowledges,
             counters=counters,
         )
-        endpoint.acknowledges = van.acknowledges
         return SimulatedProcess(timeline, van, clock, Stack(machine, endpoint))
 
     def _synced_clock(
