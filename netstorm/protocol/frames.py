@@ -95,8 +95,12 @@ _ANY_MESSAGE = (
     | m.NewView | m.ViewReport | m.ViewAgreed | m.KeysAnnounced | m.CaughtUp | m.Probe | m.Alive
     | m.Routed
 )  # fmt: skip
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[m.Message] = msgspec.msgpack.Decoder(_ANY_MESSAGE)
+
+encode_body: Final[Callable[[m.Message], bytes]] = msgspec.msgpack.Encoder().encode
+"""Returns the MessagePack body of a message."""
+
+decode_body: Final[Callable[[Buffer], m.Message]] = msgspec.msgpack.Decoder[m.Message](_ANY_MESSAGE).decode
+"""Returns the message of bytes that `encode_body` made here; for a peer's bytes use `open_frames`."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -137,16 +141,6 @@ class Checksum:
             self._value = checksum(self._payload)
             self._payload = None
         return self._value
-
-
-def encode_body(message: m.Message) -> bytes:
-    """Return the MessagePack body of `message`."""
-    return _encoder.encode(message)
-
-
-def decode_body(body: Buffer) -> m.Message:
-    """Return the message of bytes that `encode_body` made here; for a peer's bytes use `open_frames`."""
-    return _decoder.decode(body)
 
 
 def seal(
@@ -222,7 +216,7 @@ def open_frames(frame: Buffer, frames: int) -> Header:
     if frames != 1 + has_payload:
         raise FrameError(f"a message of {frames} frames, where its header announces {1 + has_payload}")
     try:
-        message = _decoder.decode(memoryview(data)[_PREFIX.size :])
+        message = decode_body(memoryview(data)[_PREFIX.size :])
         cleaner = _cleaners.get(type(message), clean)
         if cleaner is not None:
             message = cleaner(message)

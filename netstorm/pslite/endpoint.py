@@ -346,7 +346,8 @@ class Endpoint:
             if receiving.ordered:
                 arrivals = receiving.receive(sequence, arrival, sum(map(len, frames)))
             else:
-                receiving.check(sequence)
+                if receiving.beyond:
+                    receiving.check(sequence)
                 arrivals = [arrival]
         except ProtocolViolation as error:
             self._end(session, str(error), now)
@@ -731,8 +732,10 @@ class WatchedConnections:
 
     def __init__(self, machine: object) -> None:
         self._watcher: Final = machine if isinstance(machine, ConnectionWatcher) else None
-        self._gone: list[tuple[Peer, str]] = []
-        self._busy: dict[Peer, float] = {}
+        self.gone: list[tuple[Peer, str]] = []
+        """Peers whose connections have ended, and why."""
+        self.silent: dict[Peer, float] = {}
+        """For how long peers have been busy."""
 
     def refused(self, peer: Peer, reason: str, now: float) -> None:
         """Tell that no process listens at a peer's address."""
@@ -745,21 +748,21 @@ class WatchedConnections:
 
     def busy(self, peer: Peer, seconds: float) -> None:
         """Note that a peer has been busy for so long."""
-        self._busy[peer] = max(seconds, self._busy.get(peer, 0.0))
+        self.silent[peer] = max(seconds, self.silent.get(peer, 0.0))
 
     def changed(self, session: Session) -> None:
         """Note whether the connection of a session that was up, and that the peer opened, has ended."""
         if session.state is SessionState.DISCONNECTED and not session.opened_here:
-            self._gone.append((session.peer, session.reason))
+            self.gone.append((session.peer, session.reason))
 
     def tell(self, now: float) -> bool:
         """Tell which peers' connections were found to be gone, and who is busy; return whether there are
         any.
         """
-        if not self._gone and not self._busy:
+        if not self.gone and not self.silent:
             return False
-        gone, self._gone = self._gone, []
-        busy, self._busy = self._busy, {}
+        gone, self.gone = self.gone, []
+        busy, self.silent = self.silent, {}
         if self._watcher is None:
             return False
         for peer, reason in gone:
@@ -846,7 +849,8 @@ class Stack(Generic[M]):
         """Carry out all instructions of the machine, acknowledge, and hand messages over to the van."""
         self._carry_out(now)
         self.endpoint.flush(van, now)
-        while self.endpoint.watched.tell(now):
+        watched = self.endpoint.watched
+        while (watched.gone or watched.silent) and watched.tell(now):
             self._carry_out(now)
             self.endpoint.flush(van, now)
 
