@@ -413,8 +413,8 @@ class Signature(NamedTuple):
         _, reduction, element, segments = parts
         if reduction > max(Reduction) or element > max(Element) or segments < 1 or codec > MOST_BYTES:
             return None
-        found = Signature(Reduction(reduction), Element(element), segments, codec)
-        return found if can_reduce(found.reduction, found.element) else None
+        signature = Signature(Reduction(reduction), Element(element), segments, codec)
+        return signature if can_reduce(signature.reduction, signature.element) else None
 
     def chunks(self, chunk_bytes: int) -> int:
         """Return the number of chunks, if a chunk has at most so many bytes."""

@@ -214,9 +214,9 @@ class Endpoint:
         """Take messages out of the links' queues again."""
         taken = []
         for session in self._sessions:
-            found = session.sending.take_back(instruction.wanted)
-            if found and instruction.then is not None:
-                taken += as_sends(session.peer, found)
+            untransmitted = session.sending.take_back(instruction.wanted)
+            if untransmitted and instruction.then is not None:
+                taken += as_sends(session.peer, untransmitted)
         if taken and instruction.then is not None:
             instruction.then(taken)
 
@@ -352,9 +352,9 @@ class Endpoint:
         except ProtocolViolation as error:
             self._end(session, str(error), now)
             return
-        for one in arrivals:
+        for ready in arrivals:
             try:
-                self._deliver(session, *one, now)
+                self._deliver(session, *ready, now)
             except NoRoom as error:
                 self._leave(session, sequence, frames, error, now)
                 return

@@ -566,11 +566,11 @@ def _size(group: dict[_Stage, dict[int, _GuardedConnection]]) -> int:
 def _group_of(address: str) -> str:
     """Return an address, or the network of an IPv6 one: whoever has one of these has all."""
     try:
-        found = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
+        parsed = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
-        return str(ipaddress.ip_network((found, 64), strict=False))
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None:
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
     return address
 
 
@@ -777,11 +777,11 @@ class Users:
         if not self._admission.admits(user):
             shut_down(descriptor, self.port)
             return False
-        known = self._connections.setdefault(user, {})
-        if connection not in known:
-            if len(known) >= _MOST_CONNECTIONS:
-                del known[next(iter(known))]
-            known[connection] = descriptor
+        connections = self._connections.setdefault(user, {})
+        if connection not in connections:
+            if len(connections) >= _MOST_CONNECTIONS:
+                del connections[next(iter(connections))]
+            connections[connection] = descriptor
         return True
 
     def expel(self, users: Iterable[str]) -> list[tuple[str, Connection]]:

@@ -71,35 +71,29 @@ class _Call(Protocol):
         """Report that the function will not be called."""
 
 
-class _Posted:
-    """A call without a result; an exception in it ends the thread."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[[float], None]) -> None:
-        self._function = function
-
-    def run(self, now: float) -> None:
-        self._function(now)
-
-    def fail(self, error: Exception) -> None:
-        pass
-
-
 class _Told:
-    """A call whose exception goes to a function. A future would cost the caller several locks."""
+    """A call without a result. A future would cost the caller several locks."""
 
-    __slots__ = ("_function", "fail")
+    __slots__ = ("_failed", "_function")
 
-    def __init__(self, function: Callable[[float], None], failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, function: Callable[[float], None], failed: Callable[[Exception], None] | None = None
+    ) -> None:
+        """An exception goes to `failed`; without that, it ends the thread."""
         self._function = function
-        self.fail = failed
+        self._failed = failed
 
     def run(self, now: float) -> None:
         try:
             self._function(now)
         except Exception as error:
-            self.fail(error)
+            if self._failed is None:
+                raise
+            self._failed(error)
+
+    def fail(self, error: Exception) -> None:
+        if self._failed is not None:
+            self._failed(error)
 
 
 class _CallWithFuture(Generic[T]):
@@ -190,7 +184,7 @@ class IoThread(Generic[M]):
         Raises:
             Closed: as for `call`.
         """
-        self._put(_Posted(function))
+        self._put(_Told(function))
 
     def wake(self) -> None:
         """Make the thread check everything; may be called by any thread."""
@@ -227,7 +221,7 @@ class IoThread(Generic[M]):
             return
         if not self._closed:
             with contextlib.suppress(Closed):
-                self._put(_Posted(lambda now: self._begin_to_close(now + linger_s)))
+                self._put(_Told(lambda now: self._begin_to_close(now + linger_s)))
         if not self.is_current():
             self._thread.join()
 

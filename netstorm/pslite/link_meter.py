@@ -240,10 +240,10 @@ class LinkMeter:
             if peer in self._latencies:
                 link.shift = self._latencies[peer].there_s(link.busy.rate)
         if self._options.estimator == "tcp":
-            found = [(peer, progress) for peer, progress in self.progress() if peer >= 0]
-            for peer, progress in found:
+            delivered = [(peer, progress) for peer, progress in self.progress() if peer >= 0]
+            for peer, progress in delivered:
                 self._round_trips.record(peer, progress.min_rtt_s)
-            in_use = {peer: progress for peer, progress in found if peer in self._latencies}
+            in_use = {peer: progress for peer, progress in delivered if peer in self._latencies}
             self._throughput.sample(in_use, self.clock_ns() * 1e-9)
             for peer in self._out.add_progress(in_use, now):
                 self.restart_bbr(peer)
@@ -368,10 +368,10 @@ class LinkDirection:
 
     def link(self, peer: Peer) -> MeasuredLink:
         """Return the link of a peer."""
-        found = self.links.get(peer)
-        if found is None:
-            found = self.links[peer] = MeasuredLink()
-        return found
+        link = self.links.get(peer)
+        if link is None:
+            link = self.links[peer] = MeasuredLink()
+        return link
 
     def judge(self, now: float) -> None:
         """Work out in which times links were busy together, and estimate; `now` on the local clock."""
@@ -435,10 +435,10 @@ class LinkDirection:
 
     def take_news(self) -> list[Peer]:
         """Return the peers whose estimates have not been reported, and count them as reported."""
-        found = [peer for peer, link in self.links.items() if link.news]
-        for peer in found:
+        peers = [peer for peer, link in self.links.items() if link.news]
+        for peer in peers:
             self.links[peer].news = False
-        return found
+        return peers
 
     def _horizon(self, now: float) -> float:
         """Return until when it is known which links were busy: a chunk is known only after its arrival."""
@@ -620,8 +620,8 @@ class _Compared:
         for link in self.bits:
             near = itertools.takewhile(lambda rate: rate.at >= self.at - _MEMORY_S, rates.get(link, ()))
             less = (rate.rate for rate in near if rate.busy_links <= self.busy_links - _FEWER_LINKS)
-            if found := list(itertools.islice(less, _SAMPLES)):
-                self._before[link] = _last_but_one(found)
+            if rates_before := list(itertools.islice(less, _SAMPLES)):
+                self._before[link] = _last_but_one(rates_before)
                 self._after[link] = []
 
     def add_later(self, link: int, rate: _Rate) -> None:

@@ -42,6 +42,74 @@ __all__ = [
 ]
 
 
+class SessionState(enum.Enum):
+    """The state of a session."""
+
+    IDLE = "idle"
+    """Opened here, and nothing has been sent yet: no connection."""
+    CONNECTING = "connecting"
+    """A connection was opened and Hello handed over; no answer yet."""
+    UP = "up"
+    """Messages flow."""
+    DISCONNECTED = "disconnected"
+    """Between two connections."""
+    CLOSING = "closing"
+    """Goodbye was sent; the session waits for the other side's, but not for long."""
+    CLOSED = "closed"
+    """Ended on purpose."""
+    LOST = "lost"
+    """Could not be re-established in time, or was refused."""
+
+
+class Event(enum.Enum):
+    """What can happen to a session."""
+
+    CONNECT = "first message"
+    RETRY = "time for another attempt"
+    HELLO = "Hello on a new connection"
+    WELCOME = "Welcome"
+    BROKEN = "connection broken or silent"
+    REFUSED = "Refused, or another process answers"
+    TIMED_OUT = "no connection within the link time-out"
+    DRAINED = "everything is acknowledged, and the session is to end"
+    GOODBYE = "Goodbye"
+    ABORTED = "the session is to end, has nothing to send, and is not up"
+    CLOSE_TIMED_OUT = "no Goodbye in time"
+
+
+_S, _E = SessionState, Event
+TRANSITIONS: Final[Mapping[SessionState, Mapping[Event, SessionState]]] = MappingProxyType(
+    {
+        _S.IDLE: {_E.CONNECT: _S.CONNECTING, _E.ABORTED: _S.CLOSED},
+        _S.CONNECTING: {
+            _E.WELCOME: _S.UP,
+            _E.BROKEN: _S.DISCONNECTED,
+            _E.REFUSED: _S.LOST,
+            _E.TIMED_OUT: _S.LOST,
+            _E.ABORTED: _S.CLOSED,
+            _E.GOODBYE: _S.CLOSED,
+        },
+        _S.UP: {
+            _E.HELLO: _S.UP,
+            _E.BROKEN: _S.DISCONNECTED,
+            _E.REFUSED: _S.LOST,
+            _E.TIMED_OUT: _S.LOST,
+            _E.DRAINED: _S.CLOSING,
+            _E.GOODBYE: _S.CLOSING,
+        },
+        _S.DISCONNECTED: {
+            _E.RETRY: _S.CONNECTING,
+            _E.HELLO: _S.UP,
+            _E.TIMED_OUT: _S.LOST,
+            _E.ABORTED: _S.CLOSED,
+        },
+        _S.CLOSING: {_E.GOODBYE: _S.CLOSED, _E.BROKEN: _S.CLOSED, _E.CLOSE_TIMED_OUT: _S.CLOSED},
+        _S.CLOSED: {},
+        _S.LOST: {},
+    }
+)
+
+
 _MOST_REFUSED: Final = 16_384
 """Messages without room whose numbers are kept: a correct sender has fewer under way (`SendingHalf`)."""
 
@@ -434,74 +502,6 @@ class Session(ABC):
         self._datagrams.clear()
         self.without_room.clear()  # all that is missing comes again over the next connection
         self.acknowledge = False
-
-
-class SessionState(enum.Enum):
-    """The state of a session."""
-
-    IDLE = "idle"
-    """Opened here, and nothing has been sent yet: no connection."""
-    CONNECTING = "connecting"
-    """A connection was opened and Hello handed over; no answer yet."""
-    UP = "up"
-    """Messages flow."""
-    DISCONNECTED = "disconnected"
-    """Between two connections."""
-    CLOSING = "closing"
-    """Goodbye was sent; the session waits for the other side's, but not for long."""
-    CLOSED = "closed"
-    """Ended on purpose."""
-    LOST = "lost"
-    """Could not be re-established in time, or was refused."""
-
-
-class Event(enum.Enum):
-    """What can happen to a session."""
-
-    CONNECT = "first message"
-    RETRY = "time for another attempt"
-    HELLO = "Hello on a new connection"
-    WELCOME = "Welcome"
-    BROKEN = "connection broken or silent"
-    REFUSED = "Refused, or another process answers"
-    TIMED_OUT = "no connection within the link time-out"
-    DRAINED = "everything is acknowledged, and the session is to end"
-    GOODBYE = "Goodbye"
-    ABORTED = "the session is to end, has nothing to send, and is not up"
-    CLOSE_TIMED_OUT = "no Goodbye in time"
-
-
-_S, _E = SessionState, Event
-TRANSITIONS: Final[Mapping[SessionState, Mapping[Event, SessionState]]] = MappingProxyType(
-    {
-        _S.IDLE: {_E.CONNECT: _S.CONNECTING, _E.ABORTED: _S.CLOSED},
-        _S.CONNECTING: {
-            _E.WELCOME: _S.UP,
-            _E.BROKEN: _S.DISCONNECTED,
-            _E.REFUSED: _S.LOST,
-            _E.TIMED_OUT: _S.LOST,
-            _E.ABORTED: _S.CLOSED,
-            _E.GOODBYE: _S.CLOSED,
-        },
-        _S.UP: {
-            _E.HELLO: _S.UP,
-            _E.BROKEN: _S.DISCONNECTED,
-            _E.REFUSED: _S.LOST,
-            _E.TIMED_OUT: _S.LOST,
-            _E.DRAINED: _S.CLOSING,
-            _E.GOODBYE: _S.CLOSING,
-        },
-        _S.DISCONNECTED: {
-            _E.RETRY: _S.CONNECTING,
-            _E.HELLO: _S.UP,
-            _E.TIMED_OUT: _S.LOST,
-            _E.ABORTED: _S.CLOSED,
-        },
-        _S.CLOSING: {_E.GOODBYE: _S.CLOSED, _E.BROKEN: _S.CLOSED, _E.CLOSE_TIMED_OUT: _S.CLOSED},
-        _S.CLOSED: {},
-        _S.LOST: {},
-    }
-)
 
 
 class OpenedSession(Session):

@@ -188,8 +188,8 @@ class SessionTable:
 
     def with_peer(self, peer: Peer) -> list[Session]:
         """Return the sessions with a peer, whoever opened them."""
-        found: tuple[Session | None, ...] = (self.opened.get(peer), self.accepted.get(peer))
-        return [session for session in found if session is not None]
+        sessions: tuple[Session | None, ...] = (self.opened.get(peer), self.accepted.get(peer))
+        return [session for session in sessions if session is not None]
 
     def connections(self) -> dict[Peer, Connection]:
         """Return the connections that were opened here and are in use, by peer."""
