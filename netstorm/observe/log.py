@@ -12,8 +12,6 @@ from netstorm.settings import Settings
 __all__ = ["Counters", "Drops", "configure_logging"]
 
 
-# Setting up the package's log: it goes to standard error, from the level in the settings.
-
 _FORMAT: Final = "%(asctime)s netstorm %(levelname)s %(message)s"
 
 
@@ -35,11 +33,8 @@ def configure_logging(settings: Settings) -> None:
     logger.propagate = False
 
 
-# Counters of one process: how much was sent, received, dropped, waited for.
-
-
 class Counters:
-    """Named numbers that only grow. One thread writes; any thread may take a snapshot."""
+    """Named numbers of a process that only grow. One thread writes; any thread may take a snapshot."""
 
     __slots__ = ("_values",)
 
@@ -58,8 +53,6 @@ class Counters:
         """Return a copy of all counters."""
         return dict(self._values)
 
-
-# Dropped messages: counted by reason, and logged with their sender at a limited rate. Pure.
 
 _log = logging.getLogger(__name__)
 

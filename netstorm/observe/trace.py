@@ -6,7 +6,7 @@ link's row shows its chunks one after the other. A chunk begins when the one bef
 on an empty link, when it was handed over. So a gap is time in which nothing was in flight. The arguments of
 a chunk hold its time in the queue, its round-trip time, and how full the window was.
 
-A process without a trace has none of this: its sessions are made without it (`traced_sending`).
+A process without a trace has none of this: its sessions are made without it (`TracedSendingHalf`).
 """
 
 from __future__ import annotations

@@ -436,14 +436,14 @@ class _Collected(Collector):
         return ()
 
 
-# What a web server refuses: counted by reason, and logged at a limited rate.
-
 _EVERY_S: Final = 60.0
 """Least time between two log lines of one reason: whoever guesses tokens cannot fill the disk."""
 
 
 class WebRefusals:
-    """Counts refusals. Any thread may use it. Reasons are the program's own words, so they are few."""
+    """Counts and logs what a web server refuses. Any thread may use it. Reasons are the program's own words,
+    so they are few.
+    """
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()

@@ -55,7 +55,7 @@ __all__ = [
 # Pure.
 #
 # The lowest bits are the family, the others its argument. Families without an argument have numbers of their
-# own in `protocol.chunks`; those of collective rounds are made of signatures (`protocol.collectives`).
+# own below; those of collective rounds are made of signatures (`Signature`).
 
 _FAMILY_BITS: Final = 4
 _ARGUMENT_BITS: Final = 24
@@ -413,8 +413,8 @@ class Signature(NamedTuple):
         _, reduction, element, segments = parts
         if reduction > max(Reduction) or element > max(Element) or segments < 1 or codec > MOST_BYTES:
             return None
-        found = Signature(Reduction(reduction), Element(element), segments, codec)
-        return found if can_reduce(found.reduction, found.element) else None
+        signature = Signature(Reduction(reduction), Element(element), segments, codec)
+        return signature if can_reduce(signature.reduction, signature.element) else None
 
     def chunks(self, chunk_bytes: int) -> int:
         """Return the number of chunks, if a chunk has at most so many bytes."""

@@ -265,7 +265,7 @@ class Part(DataMessage, frozen=True, tag=40):
     priority: int = 0
     """Higher goes first on every link."""
     codec: int = 0
-    """Form of the values; 0: plain (see `protocol.chunks`)."""
+    """Form of the values; 0: plain (see `protocol.codecs`)."""
     is_aux: bool = False
     """On an auxiliary path (the paper's IS_AUX): forward only."""
     path: tuple[int, ...] = ()

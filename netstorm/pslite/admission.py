@@ -1,7 +1,7 @@
 """The decision about the key of a process that connects: without an allow list it is admitted.
 
 ZeroMQ has verified that the process holds the secret part of the key (CURVE's INITIATE command). That it also
-holds the job's key, its first message proves (`process_proof`). The list is read again and again: it is
+holds the job's key, its first message proves (`ProcessProof`). The list is read again and again: it is
 short, and so neither its file's times nor a read that has failed once can hide that a node was removed. While
 the file cannot be read, or is wrong, the last list that could be read stays in force: an editor's
 half-written file must not end a job.

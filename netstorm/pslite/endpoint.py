@@ -15,16 +15,21 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
+from netstorm import __version__
 from netstorm.addresses import host_port
 from netstorm.errors import FrameError, NoRoom, NotAuthorised, OtherProtocol, PeerError, ProtocolViolation
 from netstorm.observe.log import Counters, Drops
 from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import (
-    SCHEDULER,
+    PROTOCOL_VERSION,
+    SMALL,
+    SPEAKS_VERSION,
+    UNKNOWN,
     Buffer,
     Header,
     Peer,
+    check_size,
     checksum,
     decode_body,
     encode_body,
@@ -32,15 +37,9 @@ from netstorm.protocol.frames import (
     seal,
     tag_in,
 )
-from netstorm.pslite.acceptor import (
-    Acceptor,
-    EndpointContext,
-    LinkStatistics,
-    LocalProcess,
-    SessionTable,
-    TrafficObserver,
-)
+from netstorm.pslite.link_meter import LinkMeter
 from netstorm.pslite.machine import (
+    Admit,
     Become,
     Bounded,
     Call,
@@ -52,20 +51,34 @@ from netstorm.pslite.machine import (
     Instruction,
     LinkState,
     Machine,
+    NotYet,
+    Refuse,
     Rerouter,
     Send,
     TakeBack,
 )
 from netstorm.pslite.sending import SendQueueItem
-from netstorm.pslite.session import Limits, OpenedSession, Session, SessionState
+from netstorm.pslite.session import AcceptedSession, Limits, OpenedSession, Session, SessionState
+from netstorm.pslite.session_table import (
+    LinkStatistics,
+    LocalProcess,
+    NewSessions,
+    PendingHellos,
+    SessionTable,
+)
 from netstorm.pslite.van import Broken, Connection, Received, Transmitter, VanEvent
 
-__all__ = ["Endpoint", "LoggedEndpoint", "Stack", "Timers", "WatchedConnections", "check_size"]
+__all__ = ["Endpoint", "LoggedEndpoint", "Stack", "Timers", "WatchedConnections"]
 
 
 _log = logging.getLogger(__name__)
 
-_ENDED: Final = (SessionState.CLOSED, SessionState.LOST)
+_OVER: Final = (SessionState.CLOSING, SessionState.CLOSED, SessionState.LOST)
+
+_HELLO: Final = m.Hello.__struct_config__.tag
+
+_MOST_CHARACTERS: Final = 2000
+"""Of the reason of a refusal, which may quote what the other side has sent."""
 
 
 class Endpoint:
@@ -74,6 +87,7 @@ class Endpoint:
     Attributes:
         process: what this process tells its peers about itself.
         counters: what was dropped or refused.
+        watched: what a machine that watches connections is to be told.
     """
 
     def __init__(
@@ -89,6 +103,8 @@ class Endpoint:
         boot: int = 0,
         limits: Limits | None = None,
         rng: random.Random | None = None,
+        tokens: random.Random | None = None,
+        acknowledges: Callable[[Connection], bool] = lambda _: False,
         counters: Counters | None = None,
         trace: Trace | None = None,
     ) -> None:
@@ -105,6 +121,8 @@ class Endpoint:
             boot: see `LocalProcess`.
             limits: time-outs and bounds.
             rng: numbers sessions and spreads attempts to connect.
+            tokens: the numbers by which peers know a session again; nobody else may guess them, but in tests.
+            acknowledges: whether the kernel at the other end of a connection acknowledges what is sent to it.
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
         """
@@ -112,54 +130,44 @@ class Endpoint:
         self.counters: Final = counters or Counters()
         self._machine: Final = machine
         self._rerouter: Final = _rerouter_of(machine)
-        self._watched: Final = WatchedConnections(machine)
+        self.watched: Final = WatchedConnections(machine)
         self._payloads = payloads
         self._without_room: Final = _WithoutRoom(machine, self.counters)
         self._ordered: Final = ordered
         self._stamp: Final = stamp
         self._random: Final = rng or random.Random(incarnation)
         self._drops: Final = Drops(self.counters)
-        self._sessions: Final = SessionTable()
         self._timers: Final[Timers[Session]] = Timers()
         limits = Limits() if limits is None else limits
         self._statistics: Final = LinkStatistics(2 * limits.sessions)
-        self._context: Final = EndpointContext(
-            self.process, self._sessions, limits=limits, rng=self._random, stamp=stamp, trace=trace
-        )
-        self._context.may_be_busy = self._watched.may_be_busy
-        self._inquiries: Final = Inquiries(self._sessions, self._context, self._watched)
-        self._acceptor: Final = Acceptor(
-            machine,
+        self._sessions: Final = SessionTable(
             self.process,
-            self._sessions,
-            self._context,
-            self._statistics,
-            ordered=ordered,
-            counters=self.counters,
-            drops=self._drops,
+            limits=limits,
+            rng=self._random,
+            tokens=tokens or random.Random(f"tokens {incarnation}"),
+            stamp=stamp,
+            acknowledges=acknowledges,
+            may_be_busy=self.watched.may_be_busy,
+            trace=trace,
         )
+        self._inquiries: Final[dict[Peer, Inquire]] = {}
+        """Those that need a connection."""
+        self._trials: Final[dict[Connection, Peer]] = {}
+        """Connections that were opened only to see whether a process listens."""
+        self._answers: Final[list[tuple[Connection, m.SessionMessage, int]]] = []
+        """To be sent over connections that have no session, each in a version of the protocol."""
+        self._pending: Final = PendingHellos(limits.pending_hellos)
+        self._new_sessions: Final = NewSessions()
+        self._refusals: Final = Drops(self.counters, counted_as="refused", what="refused a session")
 
     @property
-    def acknowledges(self) -> Callable[[Connection], bool]:
-        """Returns whether the kernel at the other end of a connection acknowledges what is sent to it."""
-        return self._context.acknowledges
-
-    @acknowledges.setter
-    def acknowledges(self, acknowledges: Callable[[Connection], bool]) -> None:
-        self._context.acknowledges = acknowledges
-
-    @property
-    def observer(self) -> TrafficObserver | None:
+    def observer(self) -> LinkMeter | None:
         """Told of what arrives and what is acknowledged, for passive measurement."""
-        return self._context.observer
+        return self._sessions.observer
 
     @observer.setter
-    def observer(self, observer: TrafficObserver | None) -> None:
-        self._context.observer = observer
-
-    def draw_tokens_from(self, source: random.Random) -> None:
-        """Take the numbers by which peers know a session again from a source that others cannot guess."""
-        self._context.tokens = source
+    def observer(self, observer: LinkMeter | None) -> None:
+        self._sessions.observer = observer
 
     # ---------------------------------------------------------------------------- the machine's instructions
 
@@ -171,7 +179,7 @@ class Endpoint:
             session.host, session.port = instruction.host, instruction.port
             return
         self._sessions.opened[peer] = OpenedSession(
-            self._context,
+            self._sessions,
             peer,
             self._random.getrandbits(63),
             counters=self._statistics.counters(peer, opened_here=True),
@@ -206,9 +214,9 @@ class Endpoint:
         """Take messages out of the links' queues again."""
         taken = []
         for session in self._sessions:
-            found = session.sending.take_back(instruction.wanted)
-            if found and instruction.then is not None:
-                taken += as_sends(session.peer, found)
+            untransmitted = session.sending.take_back(instruction.wanted)
+            if untransmitted and instruction.then is not None:
+                taken += as_sends(session.peer, untransmitted)
         if taken and instruction.then is not None:
             instruction.then(taken)
 
@@ -224,64 +232,78 @@ class Endpoint:
                 self._sessions.begin_ending(session)
 
     def inquire(self, instruction: Inquire, now: float) -> None:
-        """Find out whether a peer is busy, or whether its process has ended."""
-        self._inquiries.begin(instruction, now)
+        """Find out whether a peer is busy, or whether its process has ended: the kernel at the other end of
+        its connection is asked, or a new one is tried.
+        """
+        session = self._sessions.accepted.get(instruction.peer)
+        if session is not None and session.state is SessionState.UP and session.connection is not None:
+            if self._sessions.acknowledges(session.connection):
+                self.watched.busy(instruction.peer, now - session.counters.heard_at)
+        elif instruction.peer not in self._trials.values():
+            self._inquiries[instruction.peer] = instruction
 
     # ------------------------------------------------------------------------------------ the van's events
 
-    def handle(self, event: VanEvent, now: float) -> None:
-        """Process an event of the van. Nothing that a peer sends raises an exception."""
+    def handle(self, event: VanEvent, now: float) -> bool:
+        """Process an event of the van; return whether the machine may have heard of it. Nothing that a peer
+        sends raises an exception.
+        """
         if isinstance(event, Broken):
-            self._inquiries.broken(event, now)
-            session = self._sessions.by_connection.get(event.connection)
-            if session is None or session.connection != event.connection:
-                return
-            for one in self._sessions.with_peer(session.peer) if event.expelled else ():
-                one.expel(event.reason, now)
-                self._check_end(one, now)
-            was_up = session.state is SessionState.UP
-            session.broken(event.reason, now)
-            self._watched.changed(session, was_up=was_up)
-            self._sessions.dirty[session] = None
-            if event.refused:
-                self._watched.refused(session.peer, event.reason, now)
-            return
-        try:
-            self._received(event, now)
-        except PeerError as error:
-            if isinstance(error, OtherProtocol):
-                self._acceptor.refuse_other_protocol(event, error, now)
-            reason = "frame" if isinstance(error, FrameError) else "protocol"
-            self._drop(reason, event.connection, str(error), now)
-
-    def _received(self, event: Received, now: float) -> None:
+            self._broken(event, now)
+            return True
         frames = event.frames
         session = self._sessions.by_connection.get(event.connection)
-        if len(frames[0]) > SMALL:
-            check_size(frames[0], None if session is None else session.peer, self.process.rank)
-        header = open_frames(frames[0], len(frames))
-        message = header.message
-        if session is None:
-            if isinstance(message, m.Hello) and event.connection < 0:
-                self._accept(event.connection, message, now, event.user)
-            elif not self._sessions.was_released(event.connection):
-                raise ProtocolViolation(f"{type(message).__name__} on a connection without a session")
+        try:
+            if len(frames[0]) > SMALL:
+                check_size(frames[0], None if session is None else session.peer, self.process.rank)
+            header = open_frames(frames[0], len(frames))
+            message = header.message
+            if session is None:
+                if isinstance(message, m.Hello) and event.connection < 0:
+                    self._accept(event.connection, message, now, event.user)
+                elif not self._sessions.was_released(event.connection):
+                    raise ProtocolViolation(f"{type(message).__name__} on a connection without a session")
+                return True
+            counters = session.counters
+            counters.heard_at = now
+            counters.messages_received += 1
+            counters.bytes_received += sum(map(len, frames))
+            if isinstance(message, m.SessionMessage):
+                self._sessions.dirty[session] = None
+                self._session_message(session, message, header, now)
+                return session.state in _OVER
+            if session.state is not SessionState.UP:
+                counters.drop("not_up")
+            elif isinstance(message, m.Datagram):
+                if header.sequence or header.has_payload:
+                    raise ProtocolViolation(f"a numbered {type(message).__name__}")
+                self._deliver(session, message, None, 0, now)
+            else:
+                self._sequenced(session, header, frames, now)
+        except PeerError as error:
+            if isinstance(error, OtherProtocol):
+                self._refuse_other_protocol(event, error, now)
+            reason = "frame" if isinstance(error, FrameError) else "protocol"
+            self._drop(reason, event.connection, str(error), now)
+        return True
+
+    def _broken(self, event: Broken, now: float) -> None:
+        peer = self._trials.pop(event.connection, None)
+        if peer is not None and event.refused:
+            self.watched.refused(peer, event.reason, now)
+        session = self._sessions.by_connection.get(event.connection)
+        if session is None or session.connection != event.connection:
             return
-        counters = session.counters
-        counters.heard_at = now
-        counters.messages_received += 1
-        counters.bytes_received += sum(map(len, frames))
-        if isinstance(message, m.SessionMessage):
-            self._sessions.dirty[session] = None
-            self._session_message(session, message, header, now)
-        elif session.state is not SessionState.UP:
-            counters.drop("not_up")
-        elif isinstance(message, m.Datagram):
-            if header.sequence or header.has_payload:
-                raise ProtocolViolation(f"a numbered {type(message).__name__}")
-            self._deliver(session, message, None, 0, now)
-        else:
-            self._sequenced(session, header, frames, now)
+        for with_peer in self._sessions.with_peer(session.peer) if event.expelled else ():
+            with_peer.expel(event.reason, now)
+            self._check_end(with_peer, now)
+        was_up = session.state is SessionState.UP
+        session.broken(event.reason, now)
+        if was_up:
+            self.watched.changed(session)
+        self._sessions.dirty[session] = None
+        if event.refused:
+            self.watched.refused(session.peer, event.reason, now)
 
     def _sequenced(self, session: Session, header: Header, frames: tuple[Buffer, ...], now: float) -> None:
         message, sequence = header.message, header.sequence
@@ -310,9 +332,9 @@ class Endpoint:
                 self._drop("checksum", session.connection, "the payload fails its checksum", now)
                 return
         arrival = message, payload, header.payload_crc
-        if self._context.observer is not None and isinstance(message, m.DataMessage):
+        if self._sessions.observer is not None and isinstance(message, m.DataMessage):
             size = sum(map(len, frames))
-            self._context.observer.arrived(
+            self._sessions.observer.arrived(
                 session.peer,
                 size,
                 header.sent_at,
@@ -324,14 +346,15 @@ class Endpoint:
             if receiving.ordered:
                 arrivals = receiving.receive(sequence, arrival, sum(map(len, frames)))
             else:
-                receiving.check(sequence)
+                if receiving.beyond:
+                    receiving.check(sequence)
                 arrivals = [arrival]
         except ProtocolViolation as error:
             self._end(session, str(error), now)
             return
-        for one in arrivals:
+        for ready in arrivals:
             try:
-                self._deliver(session, *one, now)
+                self._deliver(session, *ready, now)
             except NoRoom as error:
                 self._leave(session, sequence, frames, error, now)
                 return
@@ -384,9 +407,9 @@ class Endpoint:
     ) -> None:
         if header.sequence or header.has_payload:
             raise ProtocolViolation(f"a numbered {type(message).__name__}")
-        self._context.acknowledgement_stamp = header.sent_at
-        if self._context.observer is not None and session.state is SessionState.UP:
-            self._context.observer.control_arrived(session.peer, header.sent_at, self._stamp())
+        self._sessions.acknowledgement_stamp = header.sent_at
+        if self._sessions.observer is not None and session.state is SessionState.UP:
+            self._sessions.observer.control_arrived(session.peer, header.sent_at, self._stamp())
         if isinstance(message, (m.Welcome, m.Refused)) and isinstance(session, OpenedSession):
             if isinstance(message, m.Welcome):
                 session.welcome(message, now)
@@ -396,43 +419,129 @@ class Endpoint:
             session.receive_session_message(message, now)
         else:
             session.counters.drop("not_up")
-        self._check_end(session, now)
+        if session.state in _OVER:
+            self._check_end(session, now)
+
+    # ---------------------------------------------------------------- which processes get a session: Hellos
 
     def _accept(self, connection: Connection, hello: m.Hello, now: float, user: str = "") -> Peer | None:
-        """Answer a Hello; return the peer whose session uses the connection from now on, if it is
-        admitted.
+        """Decide on a Hello of a process with a user's key; return the peer whose session uses the connection
+        from now on, if it is admitted.
         """
-        return self._acceptor.receive(connection, hello, now, user)
+        if self._sessions.has_ended(hello):
+            self._answers.append((connection, m.Goodbye(), PROTOCOL_VERSION))
+            self._sessions.released.append(connection)
+            return None
+        admission = self._machine.admit(hello, user)
+        if isinstance(admission, Admit):
+            peer = admission.peer
+            problem = self._admit(connection, hello, peer, now)
+            if problem is None:
+                return peer
+            admission = problem
+        if isinstance(admission, NotYet):
+            self._pending.add(connection, hello, now, user)
+            return None
+        self._refusals.note("hellos", f"rank {hello.sender} of job {hello.job[:60]!r}", admission.reason, now)
+        refusal = m.Refused(reason=admission.reason[:_MOST_CHARACTERS])
+        self._answers.append((connection, refusal, PROTOCOL_VERSION))
+        self._sessions.released.append(connection)
+        return None
+
+    def _refuse_other_protocol(self, hello: Received, error: OtherProtocol, now: float) -> None:
+        """Answer the Hello of a process that speaks another version of the protocol, in that version: it
+        would wait for an answer until its time-out.
+        """
+        if hello.connection < 0 and tag_in(hello.frames[0]) == _HELLO and self._new_sessions.take(now):
+            reason = (
+                f"it {SPEAKS_VERSION} {PROTOCOL_VERSION} (NetStorm {__version__}), and this process in "
+                f"version {error.version}: install the same release of NetStorm everywhere"
+            )
+            self._answers.append((hello.connection, m.Refused(reason=reason), error.version))
+            self._sessions.released.append(hello.connection)
+
+    def _admit(
+        self, connection: Connection, hello: m.Hello, peer: Peer, now: float
+    ) -> Refuse | NotYet | None:
+        """Give an admitted process its session, or return why that is impossible, or too early."""
+        if hello.receiver != self.process.rank and hello.receiver > UNKNOWN:
+            return Refuse(f"this is rank {self.process.rank}, not rank {hello.receiver} (-1: the scheduler)")
+        accepted = self._sessions.accepted
+        ending = self._sessions.find_ending(hello)
+        session = ending or self._present_session(hello, peer, now)
+        if session is None:
+            if hello.resuming:
+                return Refuse("that session is not known here (any more)")
+            if len(accepted) >= self._sessions.limits.sessions:
+                return Refuse(f"this process has {len(accepted)} sessions already")
+            if not self._new_sessions.take(now):
+                return NotYet()
+            counters = self._statistics.counters(peer, opened_here=False)
+            session = AcceptedSession(
+                self._sessions, peer, hello, counters=counters, ordered=self._ordered(peer)
+            )
+        try:
+            session.hello(hello, connection, now)
+        except ProtocolViolation as error:
+            self._drops.note("protocol", f"connection {connection}", str(error), now)
+            return Refuse(str(error))
+        session.counters.heard_at = now
+        if session is not ending:
+            accepted[peer] = session
+        self._sessions.by_connection[connection] = session
+        self._sessions.admitted.append(connection)
+        self._sessions.dirty[session] = None
+        return None
+
+    def _present_session(self, hello: m.Hello, peer: Peer, now: float) -> AcceptedSession | None:
+        """Return the peer's session if the Hello goes on with it; otherwise end that session."""
+        session = self._sessions.accepted.get(peer)
+        if session is None or session.is_that_of(hello):
+            return session
+        name = self.process.name_of(peer)
+        if session.incarnation != hello.incarnation:
+            self._replace(session, f"{name} came back as another process", now)
+            self._machine.peer_lost(peer, session.reason, now)
+        else:
+            self._replace(session, f"{name} has begun a new session", now)
+        return None
+
+    def _replace(self, session: AcceptedSession, reason: str, now: float) -> None:
+        if session.sending.has_work():
+            _log.warning("%s; messages that it has not acknowledged are lost", reason)
+        del self._sessions.accepted[session.peer]
+        session.end(now, at_once=True)
+        session.reason = reason
+        self._sessions.begin_ending(session)
 
     # --------------------------------------------------------------------------------------------------- time
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        pending = self._acceptor.pending
-        if now >= pending.retry_at:
-            for connection, hello, user in pending.take_all():
+        if now >= self._pending.retry_at:
+            for connection, hello, user in self._pending.take_all():
                 self._accept(connection, hello, now, user)
         while (session := self._timers.take(now)) is not None:
             if session.due() <= now:
                 session.tick(now)
                 if session.busy_s:
-                    self._watched.busy(session.peer, session.busy_s)
+                    self.watched.busy(session.peer, session.busy_s)
                     session.busy_s = 0.0
                 self._check_end(session, now)
             self._sessions.dirty[session] = None
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        return min(self._acceptor.pending.retry_at, self._timers.next())
+        return min(self._pending.retry_at, self._timers.next())
 
     def flush(self, van: Transmitter, now: float) -> None:
         """Hand over to the van the acknowledgements and all messages that windows allow."""
-        for connection, message, version in self._acceptor.answers:
+        for connection, message, version in self._answers:
             header = seal(
                 encode_body(message), sequence=0, sent_at=self._stamp(), payload_crc=None, version=version
             )
             van.transmit(connection, header, None)
-        self._acceptor.answers.clear()
+        self._answers.clear()
         sessions = self._sessions
         for connection in sessions.admitted:
             van.admit(connection)
@@ -440,31 +549,49 @@ class Endpoint:
         for connection, reason in sessions.refused:
             van.refuse(connection, reason)
         sessions.refused.clear()
-        sessions.dirty.update(self._without_room.request())
-        self._inquiries.flush(van)
+        if self._without_room.sessions:
+            sessions.dirty.update(self._without_room.request())
+        if self._inquiries or self._trials:
+            self._try_connections(van)
         while sessions.dirty or sessions.released:
             while sessions.released:
                 van.close(sessions.released.pop())
-            for session in sessions.take_dirty():
+            dirty, sessions.dirty = sessions.dirty, {}
+            for session in dirty:
                 was_up = session.state is SessionState.UP
                 session.flush(van, now)
-                self._watched.changed(session, was_up=was_up)
+                if session.state is not SessionState.UP:
+                    if was_up:
+                        self.watched.changed(session)
+                    sessions.note_end(session)
                 self._timers.set(session, session.due())
-                sessions.note_end(session)
+
+    def _try_connections(self, van: Transmitter) -> None:
+        """Open the connections that inquiries need, and close those to peers that have come back."""
+        for connection, peer in list(self._trials.items()):
+            if not self._is_away(peer):
+                del self._trials[connection]
+                van.close(connection)
+        for peer, inquiry in self._inquiries.items():
+            if self._is_away(peer):
+                connection = self._sessions.new_connection()
+                self._trials[connection] = peer
+                van.open(connection, inquiry.host, inquiry.port)
+        self._inquiries.clear()
+
+    def _is_away(self, peer: Peer) -> bool:
+        session = self._sessions.accepted.get(peer)
+        return session is not None and session.state is not SessionState.UP
 
     def resumed(self, now: float, missed_s: float) -> None:
         """Learn that this process goes on after it did not run for `missed_s`, which `now` does not count.
         What is acknowledged now says nothing about links.
         """
-        self._context.resumed_at = now
-        if self._context.observer is not None:
-            self._context.observer.resumed(missed_s)
+        self._sessions.resumed_at = now
+        if self._sessions.observer is not None:
+            self._sessions.observer.resumed(missed_s)
         for session in self._sessions:
             session.sending.window.resumed_at = now
-
-    def tell_disconnections(self, now: float) -> bool:
-        """Tell the machine which peers' connections were found to be gone; return whether there are any."""
-        return self._watched.tell(now)
 
     # ------------------------------------------------------------------------------------------- for others
 
@@ -489,7 +616,7 @@ class Endpoint:
 
     def _check_end(self, session: Session, now: float) -> None:
         """Take a session that is ending or has ended out of the table."""
-        if session.state is SessionState.CLOSING or session.state in _ENDED:
+        if session.state in _OVER:
             current = self._sessions.remove(session)
             if current and session.state is SessionState.CLOSING:
                 self._sessions.ending[session] = None
@@ -527,99 +654,29 @@ class _WithoutRoom:
     def __init__(self, machine: object, counters: Counters) -> None:
         self.machine = machine if isinstance(machine, Bounded) else None
         self._drops: Final = Drops(counters, counted_as="messages", what="cannot keep a message")
-        self._sessions: Final[dict[Session, None]] = {}
+        self.sessions: Final[dict[Session, None]] = {}
 
     def add(self, session: Session, sender: str, reason: str, now: float) -> None:
         """Note a session that has such a message."""
         self._drops.note("no_room", sender, reason, now)
-        self._sessions[session] = None
+        self.sessions[session] = None
 
     def request(self) -> dict[Session, None]:
         """Ask for messages that have room now, or need not wait any more; return the sessions."""
-        if not self._sessions or self.machine is None:
+        if self.machine is None:
             return {}
         waiting = self.machine.waiting
         ready = waiting.take_ready()
-        asked = dict(self._sessions)
+        asked = dict(self.sessions)
         for session in asked:
             session.request_refused(waiting.room(session.peer), ready)
             if not session.without_room:
-                del self._sessions[session]
+                del self.sessions[session]
         return asked
 
 
-# How large a message may be before it is decoded, by its class and by who has sent it. Pure.
-#
-# Decoding takes 0.4 s and 40 MB for a megabyte of the worst values, so nobody gets more than he needs.
-# Payloads have their own bound (`MAXMSGSIZE`), and are not decoded.
-
-SMALL: Final = 2**18
-"""Bytes that every message may have: measurements of the links of a thousand nodes."""
-
-_MEDIUM: Final = 2**20
-"""Of those that name all keys, or all that has been received, or describe a call of thousands of ranks."""
-
-_LARGE: Final = 4 * 2**20
-"""Of those to the scheduler that describe all keys, or what a node has of them."""
-
-_BOUNDS: Final = {
-    kind.__struct_config__.tag: bound
-    for bound, kinds in (
-        (
-            _MEDIUM,
-            (
-                m.Ack,
-                m.CallTimedOut,
-                m.Failed,
-                m.Heartbeat,
-                m.Hello,
-                m.StateOffered,
-                m.StateReceived,
-                m.Welcome,
-            ),
-        ),
-        (
-            _LARGE,
-            (m.CallsWaiting, m.Finished, m.RegisterKeys, m.Resume, m.TopologyRequest, m.ViewReport),
-        ),
-    )
-    for kind in kinds
-}
-"""By tag; of all others it is `SMALL`."""
-
-
-def check_size(frame: Buffer, sender: Peer | None, own_rank: int) -> None:
-    """Check the size of a message, without its payload, that is larger than `SMALL`.
-
-    Args:
-        frame: frame 0.
-        sender: whose session it has come over; None: there is no session.
-        own_rank: of this process; -1: the scheduler, or a node that has no rank yet.
-
-    Raises:
-        FrameError: no correct process of that kind sends as much.
-    """
-    if sender == SCHEDULER:
-        return  # `open_frames` has a bound for all
-    size, tag = len(frame), tag_in(frame)
-    bound = _BOUNDS.get(tag, SMALL)
-    if sender is None:
-        bound = _MEDIUM if tag == m.Hello.__struct_config__.tag else SMALL
-    elif own_rank >= 0:
-        bound = min(bound, _MEDIUM)
-    if size > bound:
-        place = "a connection without a session" if sender is None else "a session with a node"
-        raise FrameError(
-            f"{size} bytes before the payload, on {place}: more than the {bound} that a message with tag "
-            f"{tag} has there"
-        )
-
-
-# Messages that a link did not deliver, as the machine that sent them knows them. Pure.
-
-
 def as_sends(peer: Peer, messages: Iterable[SendQueueItem]) -> list[Send]:
-    """Return messages for `peer` as the machine sent them."""
+    """Return messages that the link with `peer` did not deliver as the machine sent them."""
     return [
         Send(
             peer=peer,
@@ -632,14 +689,12 @@ def as_sends(peer: Peer, messages: Iterable[SendQueueItem]) -> list[Send]:
     ]
 
 
-# A heap of timers, each of which is only ever set earlier. Pure.
-
 T = TypeVar("T")
 
 
 class Timers(Generic[T]):
-    """At most one timer for each item. Whoever takes an item checks whether anything is due, and sets the
-    next timer.
+    """A heap of timers: at most one for each item, and it is only ever set earlier. Whoever takes an item
+    checks whether anything is due, and sets the next timer.
 
     A deadline that moves into the future, as with every acknowledgement, costs nothing: the old timer just
     goes off early.
@@ -670,16 +725,17 @@ class Timers(Generic[T]):
         return self._heap[0][0] if self._heap else math.inf
 
 
-# Connections that ended, for a machine that wants to know before their sessions are lost. Pure.
-
-
 class WatchedConnections:
-    """What a `ConnectionWatcher` is told; nothing, if the machine is none."""
+    """Connections that ended, for a `ConnectionWatcher`, which wants to know before their sessions are lost.
+    Another machine is told nothing.
+    """
 
     def __init__(self, machine: object) -> None:
         self._watcher: Final = machine if isinstance(machine, ConnectionWatcher) else None
-        self._gone: list[tuple[Peer, str]] = []
-        self._busy: dict[Peer, float] = {}
+        self.gone: list[tuple[Peer, str]] = []
+        """Peers whose connections have ended, and why."""
+        self.silent: dict[Peer, float] = {}
+        """For how long peers have been busy."""
 
     def refused(self, peer: Peer, reason: str, now: float) -> None:
         """Tell that no process listens at a peer's address."""
@@ -692,21 +748,21 @@ class WatchedConnections:
 
     def busy(self, peer: Peer, seconds: float) -> None:
         """Note that a peer has been busy for so long."""
-        self._busy[peer] = max(seconds, self._busy.get(peer, 0.0))
+        self.silent[peer] = max(seconds, self.silent.get(peer, 0.0))
 
-    def changed(self, session: Session, *, was_up: bool) -> None:
-        """Note whether the connection of a session that the peer opened has ended."""
-        if was_up and session.state is SessionState.DISCONNECTED and not session.opened_here:
-            self._gone.append((session.peer, session.reason))
+    def changed(self, session: Session) -> None:
+        """Note whether the connection of a session that was up, and that the peer opened, has ended."""
+        if session.state is SessionState.DISCONNECTED and not session.opened_here:
+            self.gone.append((session.peer, session.reason))
 
     def tell(self, now: float) -> bool:
         """Tell which peers' connections were found to be gone, and who is busy; return whether there are
         any.
         """
-        if not self._gone and not self._busy:
+        if not self.gone and not self.silent:
             return False
-        gone, self._gone = self._gone, []
-        busy, self._busy = self._busy, {}
+        gone, self.gone = self.gone, []
+        busy, self.silent = self.silent, {}
         if self._watcher is None:
             return False
         for peer, reason in gone:
@@ -715,58 +771,6 @@ class WatchedConnections:
             self._watcher.peer_busy(peer, seconds, now)
         return True
 
-
-class Inquiries:
-    """Inquiries about peers: the kernel at the other end of a connection is asked, or a new one is tried."""
-
-    def __init__(self, sessions: SessionTable, context: EndpointContext, watched: WatchedConnections) -> None:
-        """Begin without any; `watched` tells the machine what is found."""
-        self._sessions: Final = sessions
-        self._context: Final = context
-        self._watched: Final = watched
-        self._new: Final[dict[Peer, Inquire]] = {}
-        """Those that need a connection."""
-        self._trials: Final[dict[Connection, Peer]] = {}
-        """Connections that were opened only to see whether a process listens."""
-
-    def begin(self, inquiry: Inquire, now: float) -> None:
-        """Find out about a peer."""
-        session = self._sessions.accepted.get(inquiry.peer)
-        if session is not None and session.state is SessionState.UP and session.connection is not None:
-            if self._context.acknowledges(session.connection):
-                self._watched.busy(inquiry.peer, now - session.counters.heard_at)
-        elif inquiry.peer not in self._trials.values():
-            self._new[inquiry.peer] = inquiry
-
-    def broken(self, event: Broken, now: float) -> None:
-        """Handle the end of a connection, which may be a trial."""
-        peer = self._trials.pop(event.connection, None)
-        if peer is not None and event.refused:
-            self._watched.refused(peer, event.reason, now)
-
-    def flush(self, van: Transmitter) -> None:
-        """Open the connections that are needed, and close those to peers that have come back."""
-        if not self._new and not self._trials:
-            return
-        for connection, peer in list(self._trials.items()):
-            if not self._is_away(peer):
-                del self._trials[connection]
-                van.close(connection)
-        for peer, inquiry in self._new.items():
-            if self._is_away(peer):
-                connection = self._context.new_connection()
-                self._trials[connection] = peer
-                van.open(connection, inquiry.host, inquiry.port)
-        self._new.clear()
-
-    def _is_away(self, peer: Peer) -> bool:
-        session = self._sessions.accepted.get(peer)
-        return session is not None and session.state is not SessionState.UP
-
-
-# A machine on its endpoint: what drivers drive, on real sockets and in the simulated cluster. Pure.
-#
-# A driver's turn is: `handle` each event, `call` what the program wants, `tick`, then `flush` into the van.
 
 M = TypeVar("M", bound=Machine)
 
@@ -782,14 +786,18 @@ _WORTH_A_LINE_S: Final = 2.0
 
 
 class Stack(Generic[M]):
-    """Carries out the instructions of a machine."""
+    """A machine on its endpoint: what drivers drive, on real sockets and in the simulated cluster.
+
+    A driver's turn is: `handle` each event, call what the program wants, `tick`, then `flush` into the van.
+    """
 
     def __init__(self, machine: M, endpoint: Endpoint) -> None:
         self.machine: Final = machine
         self.endpoint: Final = endpoint
         any_machine: object = machine
         self._dispatcher: Final = any_machine if isinstance(any_machine, Dispatcher) else None
-        self._missed_s = 0.0
+        self.missed_s = 0.0
+        """For how long this process did not run, which the times here do not count."""
         self._judges_from = -math.inf
         """Until then nothing is due: what has come while this process did not run is to be read first."""
 
@@ -805,34 +813,25 @@ class Stack(Generic[M]):
         """
         missed = now - wanted
         if missed > _LATE_S:
-            self._missed_s += missed
-            self._judges_from = now - self._missed_s + _CATCH_UP_S
-            self.endpoint.resumed(now - self._missed_s, missed)
+            self.missed_s += missed
+            self._judges_from = now - self.missed_s + _CATCH_UP_S
+            self.endpoint.resumed(now - self.missed_s, missed)
             if missed > _WORTH_A_LINE_S:
                 _log.warning(
                     "this process did not run for %.1f s: it was stopped, or other code kept the interpreter "
                     "lock; time-outs do not count that time",
                     missed,
                 )
-        return now - self._missed_s
-
-    def local_time(self, running: float) -> float:
-        """Return the time by the local clock, of a time to come."""
-        return running + self._missed_s
+        return now - self.missed_s
 
     def handle(self, event: VanEvent, now: float) -> None:
         """Process an event of the van. Nothing that a peer sends raises an exception; an error of the machine
         does.
         """
-        self.endpoint.handle(event, now)
-        for instruction in self.machine.take_instructions():
-            self._carry_out_one(
-                instruction, now
-            )  # the next event may be a Hello that names a rank just given
-
-    def call(self, function: Callable[[float], T], now: float) -> T:
-        """Call something that uses the machine, with the time."""
-        return function(now)
+        if self.endpoint.handle(event, now):
+            for instruction in self.machine.take_instructions():
+                # Not later: the next event may be a Hello that names a rank just given.
+                self._carry_out_one(instruction, now)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -850,7 +849,8 @@ class Stack(Generic[M]):
         """Carry out all instructions of the machine, acknowledge, and hand messages over to the van."""
         self._carry_out(now)
         self.endpoint.flush(van, now)
-        while self.endpoint.tell_disconnections(now):
+        watched = self.endpoint.watched
+        while (watched.gone or watched.silent) and watched.tell(now):
             self._carry_out(now)
             self.endpoint.flush(van, now)
 
@@ -862,17 +862,16 @@ class Stack(Generic[M]):
                 instruction.function()
 
     def _carry_out(self, now: float) -> None:
-        while instructions := self._instructions(now):
+        while True:
+            instructions = self.machine.take_instructions()
+            if not instructions:  # links have everything decided so far
+                if self._dispatcher is None or not self._dispatcher.dispatch(self.endpoint.link_state, now):
+                    return
+                instructions = self.machine.take_instructions()
+                if not instructions:
+                    return
             for instruction in instructions:
                 self._carry_out_one(instruction, now)
-
-    def _instructions(self, now: float) -> list[Instruction]:
-        instructions = self.machine.take_instructions()
-        if instructions or self._dispatcher is None:
-            return instructions
-        if self._dispatcher.dispatch(self.endpoint.link_state, now):  # links have everything decided so far
-            return self.machine.take_instructions()
-        return []
 
     def _carry_out_one(self, instruction: Instruction, now: float) -> None:
         endpoint = self.endpoint
@@ -892,8 +891,6 @@ class Stack(Generic[M]):
             endpoint.process.rank = instruction.rank
 
 
-# An endpoint that logs its connections and messages (PS_VERBOSE). Pure apart from the log.
-
 _MEMBERSHIP: Final = (
     m.Join,
     m.Joined,
@@ -910,7 +907,8 @@ _LONGEST: Final = 300
 
 
 class LoggedEndpoint(Endpoint):
-    """Logs connections and membership (level info) and every message (level debug), without its values.
+    """PS_VERBOSE: logs connections and membership (level info) and every message (level debug), without
+    values.
 
     It is a class of its own so that logging costs other endpoints nothing.
     """

@@ -81,9 +81,7 @@ class Guard:
             else None
         )
         self.senders: Final = None if credentials is None else Senders(credentials.proof, self._refusals)
-        self.users: Final = (
-            Users(admission.admits) if admission is not None and admission.can_change else None
-        )
+        self.users: Final = Users(admission) if admission is not None and admission.can_change else None
 
     def fresh_identity(self) -> bytes:
         """Return the identity of a connection that is opened here."""
@@ -568,11 +566,11 @@ def _size(group: dict[_Stage, dict[int, _GuardedConnection]]) -> int:
 def _group_of(address: str) -> str:
     """Return an address, or the network of an IPv6 one: whoever has one of these has all."""
     try:
-        found = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
+        parsed = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
-        return str(ipaddress.ip_network((found, 64), strict=False))
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None:
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
     return address
 
 
@@ -699,7 +697,7 @@ def _peer_of(descriptor: int) -> str:
 # Which process a message is from that the ROUTER has received: known by the key that its connection has.
 #
 # A connection's first message is looked at only if the connection's name proves that its opener holds the
-# job's key (`security.process_proof`). Other connections are cut.
+# job's key (`ProcessProof`). Other connections are cut.
 
 _REMEMBERED: Final = 4096
 """Connections whose proof is known to be valid. That of another one is checked with each message: 5 us."""
@@ -767,23 +765,23 @@ class Users:
         port: on which connections are accepted.
     """
 
-    def __init__(self, admits: Callable[[str], bool]) -> None:
+    def __init__(self, admission: Admission) -> None:
         self.port = 0
-        self._admits: Final = admits
+        self._admission: Final = admission
         self._connections: Final[dict[str, dict[Connection, int]]] = {}
         """By user: its connections, oldest first, with the descriptors of their TCP connections."""
 
     def admits(self, user: str, connection: Connection, frame: zmq.Frame) -> bool:
         """Return whether the sender of a message is still admitted; if not, its connection is cut."""
         descriptor = descriptor_of(frame)
-        if not self._admits(user):
+        if not self._admission.admits(user):
             shut_down(descriptor, self.port)
             return False
-        known = self._connections.setdefault(user, {})
-        if connection not in known:
-            if len(known) >= _MOST_CONNECTIONS:
-                del known[next(iter(known))]
-            known[connection] = descriptor
+        connections = self._connections.setdefault(user, {})
+        if connection not in connections:
+            if len(connections) >= _MOST_CONNECTIONS:
+                del connections[next(iter(connections))]
+            connections[connection] = descriptor
         return True
 
     def expel(self, users: Iterable[str]) -> list[tuple[str, Connection]]:
@@ -799,7 +797,7 @@ class Users:
 # The names of connections on the wire: what a DEALER calls itself, and the ROUTER calls it.
 #
 # Each connection has a fresh one. With a job's key it is the proof that its opener holds the key
-# (`security.process_proof`), else a random number.
+# (`ProcessProof`), else a random number.
 
 LETTER: Final = b"N"
 """First byte of every identity: ZeroMQ reserves those that begin with 0."""

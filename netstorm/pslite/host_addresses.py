@@ -234,23 +234,23 @@ def udp_address(host: str, port: int, family: int) -> tuple[str, int]:
     if host in {"", "*"}:
         return ("::" if family == socket.AF_INET6 else ""), port
     with contextlib.suppress(socket.gaierror):
-        found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)
-        address = str(found[0][4][0])
+        entries = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)
+        address = str(entries[0][4][0])
         return (f"::ffff:{address}" if family == socket.AF_INET6 else address), port
-    found = socket.getaddrinfo(host, port, socket.AddressFamily(family), socket.SOCK_DGRAM)
-    return str(found[0][4][0]), port
+    entries = socket.getaddrinfo(host, port, socket.AddressFamily(family), socket.SOCK_DGRAM)
+    return str(entries[0][4][0]), port
 
 
 def _addresses_of(host: str, variable: str) -> list[str]:
     """Return the addresses of a name, or the address itself; those of IPv4 first."""
     try:
-        found = socket.getaddrinfo(without_brackets(host), None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(without_brackets(host), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise SettingsError(
             f"{variable}={host!r}: no address for that name ({error}); give an address or fix DNS"
         ) from None
-    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def _is_own_name(host: str, addresses: list[str]) -> bool:

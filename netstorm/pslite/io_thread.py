@@ -71,35 +71,29 @@ class _Call(Protocol):
         """Report that the function will not be called."""
 
 
-class _Posted:
-    """A call without a result; an exception in it ends the thread."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[[float], None]) -> None:
-        self._function = function
-
-    def run(self, now: float) -> None:
-        self._function(now)
-
-    def fail(self, error: Exception) -> None:
-        pass
-
-
 class _Told:
-    """A call whose exception goes to a function. A future would cost the caller several locks."""
+    """A call without a result. A future would cost the caller several locks."""
 
-    __slots__ = ("_function", "fail")
+    __slots__ = ("_failed", "_function")
 
-    def __init__(self, function: Callable[[float], None], failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, function: Callable[[float], None], failed: Callable[[Exception], None] | None = None
+    ) -> None:
+        """An exception goes to `failed`; without that, it ends the thread."""
         self._function = function
-        self.fail = failed
+        self._failed = failed
 
     def run(self, now: float) -> None:
         try:
             self._function(now)
         except Exception as error:
-            self.fail(error)
+            if self._failed is None:
+                raise
+            self._failed(error)
+
+    def fail(self, error: Exception) -> None:
+        if self._failed is not None:
+            self._failed(error)
 
 
 class _CallWithFuture(Generic[T]):
@@ -190,7 +184,7 @@ class IoThread(Generic[M]):
         Raises:
             Closed: as for `call`.
         """
-        self._put(_Posted(function))
+        self._put(_Told(function))
 
     def wake(self) -> None:
         """Make the thread check everything; may be called by any thread."""
@@ -227,7 +221,7 @@ class IoThread(Generic[M]):
             return
         if not self._closed:
             with contextlib.suppress(Closed):
-                self._put(_Posted(lambda now: self._begin_to_close(now + linger_s)))
+                self._put(_Told(lambda now: self._begin_to_close(now + linger_s)))
         if not self.is_current():
             self._thread.join()
 
@@ -416,10 +410,29 @@ def start_driver(
     try:
         bound = van.bind(bind_host, port)
         machine = make_machine(bound)
-        endpoint = _make_endpoint(
-            machine, settings, counters=counters, rank=rank, ordered=ordered, stamp=stamp, trace=trace
+        incarnation = secrets.randbits(63)
+        endpoint = (LoggedEndpoint if settings.verbose else Endpoint)(
+            machine,
+            job=settings.job,
+            incarnation=incarnation,
+            rank=rank,
+            boot=boot_number() if settings.checksums == "auto" else 0,
+            ordered=ordered,
+            payloads=lambda peer: peer >= 0 and not ordered(peer),  # schedulers are sent none, and send none
+            stamp=stamp,
+            limits=Limits(
+                link_timeout_s=settings.link_timeout_s,
+                busy_timeout_s=settings.wait_timeout_s,
+                window_bytes=settings.window_bytes,
+                shallow_windows=bool(settings.loss_bound or settings.dgt),
+                sessions=min(Limits().sessions, most_sessions()),
+            ),
+            rng=random.Random(incarnation),
+            tokens=random.SystemRandom(),
+            acknowledges=van.acknowledges,
+            counters=counters,
+            trace=trace,
         )
-        endpoint.acknowledges = van.acknowledges
         thread = IoThread(
             Stack(machine, endpoint), van, switch_interval_s=settings.switch_interval_s, name=name
         )
@@ -427,38 +440,3 @@ def start_driver(
         van.shut(0.0)
         raise
     return Driver(machine, endpoint, thread, bound, van)
-
-
-def _make_endpoint(
-    machine: Machine,
-    settings: Settings,
-    *,
-    counters: Counters,
-    rank: int,
-    ordered: Callable[[Peer], bool],
-    stamp: Callable[[], int],
-    trace: Trace | None,
-) -> Endpoint:
-    incarnation = secrets.randbits(63)
-    endpoint = (LoggedEndpoint if settings.verbose else Endpoint)(
-        machine,
-        job=settings.job,
-        incarnation=incarnation,
-        rank=rank,
-        boot=boot_number() if settings.checksums == "auto" else 0,
-        ordered=ordered,
-        payloads=lambda peer: peer >= 0 and not ordered(peer),  # schedulers are sent none, and send none
-        stamp=stamp,
-        limits=Limits(
-            link_timeout_s=settings.link_timeout_s,
-            busy_timeout_s=settings.wait_timeout_s,
-            window_bytes=settings.window_bytes,
-            shallow_windows=bool(settings.loss_bound or settings.dgt),
-            sessions=min(Limits().sessions, most_sessions()),
-        ),
-        rng=random.Random(incarnation),
-        counters=counters,
-        trace=trace,
-    )
-    endpoint.draw_tokens_from(random.SystemRandom())
-    return endpoint

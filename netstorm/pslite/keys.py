@@ -325,21 +325,21 @@ def read_secret_file(path: Path, kind: str, fields: tuple[str, ...]) -> dict[str
 
 def _fields_of(content: bytes, path: Path, kind: str, fields: tuple[str, ...]) -> dict[str, str]:
     try:
-        found = json.loads(content)
+        document = json.loads(content)
     except ValueError:
-        found = None
-    what = found.get("netstorm") if isinstance(found, dict) else None
-    if not isinstance(found, dict) or what != kind:
+        document = None
+    what = document.get("netstorm") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or what != kind:
         is_other = (
             f"it is a {what}" if what in ("job key", "node key", "scheduler key") else "it is something else"
         )
         raise SettingsError(f"{path}: expected a {kind} as `netstorm keys new` makes it, but {is_other}")
-    if found.get("version") != _VERSION:
+    if document.get("version") != _VERSION:
         raise SettingsError(
-            f"{path}: version {found.get('version')!r} of a {kind}: expected {_VERSION}, which this release "
-            "of NetStorm reads"
+            f"{path}: version {document.get('version')!r} of a {kind}: expected {_VERSION}, which this "
+            "release of NetStorm reads"
         )
-    missing = [name for name in fields if not isinstance(found.get(name), str)]
+    missing = [name for name in fields if not isinstance(document.get(name), str)]
     if missing:
         raise SettingsError(f"{path}: the {kind} has no text under {', '.join(missing)}: make a new one")
-    return {name: found[name] for name in fields}
+    return {name: document[name] for name in fields}

@@ -85,7 +85,8 @@ class MeterOptions:
 
 
 class LinkMeter:
-    """Measures a node's links. Implements `pslite.endpoint.traffic_observer.TrafficObserver`.
+    """Measures a node's links. An endpoint tells it what arrives and what is acknowledged; times in ns are
+    on the cluster clock.
 
     Attributes:
         progress: returns how much the connections that chunks leave by have delivered; by default nothing is
@@ -115,21 +116,30 @@ class LinkMeter:
         self._missed_s = 0.0
         """How far the caller's clock is behind one that counts all time: rates are those of the latter."""
 
-    # ------------------------------------------------------------------------------------ TrafficObserver
+    # ----------------------------------------------------------------------------------- told by an endpoint
 
     @property
     def may_contend(self) -> bool:
-        """See `TrafficObserver`."""
+        """Whether links out of this node may slow one another."""
         return not self._out.independent
 
     def resumed(self, missed_s: float) -> None:
-        """See `TrafficObserver`."""
+        """Learn that this process did not run for a while, which its local clock does not count."""
         self._missed_s += missed_s
 
     def arrived(
         self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool, contended: bool
     ) -> None:
-        """See `TrafficObserver`."""
+        """Record a data message.
+
+        Args:
+            peer: its sender.
+            size: bytes.
+            sent_at: when the sender handed it over, in ns.
+            arrived_at: when it arrived, in ns.
+            resent: it was sent before, and measures nothing.
+            contended: other links out of its sender were busy.
+        """
         if peer < 0:
             return
         self._bytes += size
@@ -146,14 +156,23 @@ class LinkMeter:
             self._paper_new.add(peer)
 
     def control_arrived(self, peer: Peer, sent_at: int, arrived_at: int) -> None:
-        """See `TrafficObserver`."""
+        """Record an acknowledgement or another small message of a session; times in ns."""
         if peer >= 0:
             self._in.link(peer).busy.add_small_message(sent_at * 1e-9, arrived_at * 1e-9)
 
     def acknowledged(
         self, peer: Peer, size: int, sent: float, heard: float, stamped_at: int, *, resent: bool
     ) -> None:
-        """See `TrafficObserver`."""
+        """Record the acknowledgement of a data message.
+
+        Args:
+            peer: its receiver.
+            size: bytes.
+            sent: when it was handed over, in s on the local clock.
+            heard: when the acknowledgement arrived, in s on the local clock.
+            stamped_at: when the receiver sent the acknowledgement, in ns on the cluster clock.
+            resent: it was transmitted more than once; which transmission was acknowledged is unknown.
+        """
         if peer < 0:
             return
         self._bytes += size
@@ -221,10 +240,10 @@ class LinkMeter:
             if peer in self._latencies:
                 link.shift = self._latencies[peer].there_s(link.busy.rate)
         if self._options.estimator == "tcp":
-            found = [(peer, progress) for peer, progress in self.progress() if peer >= 0]
-            for peer, progress in found:
+            delivered = [(peer, progress) for peer, progress in self.progress() if peer >= 0]
+            for peer, progress in delivered:
                 self._round_trips.record(peer, progress.min_rtt_s)
-            in_use = {peer: progress for peer, progress in found if peer in self._latencies}
+            in_use = {peer: progress for peer, progress in delivered if peer in self._latencies}
             self._throughput.sample(in_use, self.clock_ns() * 1e-9)
             for peer in self._out.add_progress(in_use, now):
                 self.restart_bbr(peer)
@@ -289,9 +308,6 @@ class LinkMeter:
         )
 
 
-# All links into a node, or all links out of it: who shared the access line when, and each link's rate.
-# Pure.
-
 _LONGEST_WAIT_S: Final = 2.0
 """How long a busy period waits at most for those of other links that began before its end."""
 
@@ -336,7 +352,7 @@ class MeasuredLink:
 
 
 class LinkDirection:
-    """All links into a node, or all links out of it."""
+    """All links into a node, or out of it: who shared the access line when, and each link's rate."""
 
     def __init__(self, at_least: int) -> None:
         """Estimate rates from at least so many chunks."""
@@ -352,10 +368,10 @@ class LinkDirection:
 
     def link(self, peer: Peer) -> MeasuredLink:
         """Return the link of a peer."""
-        found = self.links.get(peer)
-        if found is None:
-            found = self.links[peer] = MeasuredLink()
-        return found
+        link = self.links.get(peer)
+        if link is None:
+            link = self.links[peer] = MeasuredLink()
+        return link
 
     def judge(self, now: float) -> None:
         """Work out in which times links were busy together, and estimate; `now` on the local clock."""
@@ -419,10 +435,10 @@ class LinkDirection:
 
     def take_news(self) -> list[Peer]:
         """Return the peers whose estimates have not been reported, and count them as reported."""
-        found = [peer for peer, link in self.links.items() if link.news]
-        for peer in found:
+        peers = [peer for peer, link in self.links.items() if link.news]
+        for peer in peers:
             self.links[peer].news = False
-        return found
+        return peers
 
     def _horizon(self, now: float) -> float:
         """Return until when it is known which links were busy: a chunk is known only after its arrival."""
@@ -604,8 +620,8 @@ class _Compared:
         for link in self.bits:
             near = itertools.takewhile(lambda rate: rate.at >= self.at - _MEMORY_S, rates.get(link, ()))
             less = (rate.rate for rate in near if rate.busy_links <= self.busy_links - _FEWER_LINKS)
-            if found := list(itertools.islice(less, _SAMPLES)):
-                self._before[link] = _last_but_one(found)
+            if rates_before := list(itertools.islice(less, _SAMPLES)):
+                self._before[link] = _last_but_one(rates_before)
                 self._after[link] = []
 
     def add_later(self, link: int, rate: _Rate) -> None:

@@ -252,7 +252,7 @@ class Rerouter(Protocol):
 # what it waits for can come. A peer that sends on and on gains nothing.
 
 _OF_ONE: Final = 256 * 2**20
-"""Bytes of one peer: four times what may be under way on its link (`session.window`), so that an early peer
+"""Bytes of one peer: four times what may be under way on its link (`Window`), so that an early peer
 does not notice the bound for as long as links take to be filled."""
 _OF_ALL: Final = 1024 * 2**20
 
@@ -355,9 +355,6 @@ class WaitingBytes:
         taken = set(self._again)
         self._again.clear()
         return taken
-
-
-# What a machine may know about its outgoing links.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

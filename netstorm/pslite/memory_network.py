@@ -328,8 +328,6 @@ class MemoryNetwork:
         self.timeline.after(self.detect_s, detect)
 
 
-# A van in memory: what the ZeroMQ van does, on virtual time and without sockets.
-
 _POLL_AT_MOST: Final = 256
 """Most events that one `poll` returns: the owner also has timers to serve."""
 
@@ -348,7 +346,8 @@ _SILENT: Final = TcpProgress(
 
 
 class MemoryVan:
-    """One process's end of a `MemoryNetwork`. Implements `pslite.van.interface.Van`.
+    """One process's end of a `MemoryNetwork`: does what the ZeroMQ van does, on virtual time and without
+    sockets.
 
     Attributes:
         host: on which it is.
@@ -494,9 +493,6 @@ class MemoryVan:
             raise UsageError(f"the van of {self.host} has been shut")
 
 
-# Connections of the network in memory, and the messages in flight on them: values without behaviour.
-# Pure.
-
 _FRAME_OVERHEAD: Final = 9
 """Bytes that ZMTP 3 puts before each frame (RFC 37)."""
 
@@ -580,11 +576,8 @@ class Pipe:
     held: deque[Flight] = field(default_factory=deque)
 
 
-# How long messages take in a network in memory: the interface, and the simplest model.
-
-
 class LinkModel(Protocol):
-    """How long messages take."""
+    """How long messages take in a network in memory."""
 
     def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:
         """Call `arrived` when `size` bytes, handed over now at host `source`, are at host `target`.
@@ -625,14 +618,12 @@ class FixedDelay:
         return 2 * self.delay_s
 
 
-# Which hosts of the network in memory cannot reach each other, and since when. Pure.
-
 _ALWAYS: Final = -1.0
 """Stands for the time at which a host lost power; the exact time does not matter."""
 
 
 class Partitions:
-    """Cut paths between hosts, and hosts without power."""
+    """Cut paths between hosts of a network in memory, hosts without power, and since when."""
 
     def __init__(self) -> None:
         self._cut_since: Final[dict[tuple[str, str], float]] = {}

@@ -78,9 +78,6 @@ def _digest(key: bytes, *content: str | int) -> bytes:
     ).digest()
 
 
-# Why a connection does not come about for want of the right key, in words for a person. Pure.
-
-
 class Mismatch(Enum):
     """What ZeroMQ reports of a handshake that has failed."""
 

@@ -30,7 +30,7 @@ __all__ = [
 #
 # Its samples are busy periods, of chunks that arrived (`NETSTORM_ESTIMATOR=busy`), and what the sender's
 # kernel has delivered (`tcp`). Samples that are too old, or from before the link changed, are dropped. How a
-# rate follows from the others is in `rate_samples`; docs/measurements/estimators.md has the measurements
+# rate follows from the others is in `estimate`; docs/measurements/estimators.md has the measurements
 # behind the thresholds.
 
 _SAMPLES_MEMORY_S: Final = 20.0
@@ -715,8 +715,6 @@ class BbrRestart:
         return True
 
 
-# The value that both estimators return: a link's rate and how far it can be trusted. Pure.
-
 SINGLE_CHUNK_ERROR: Final = 0.5
 """Standard error, as a fraction of the rate, of a link that was measured once."""
 
@@ -727,7 +725,7 @@ size of a batch are not known exactly."""
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A link's rate."""
+    """A link's rate, and how far it can be trusted."""
 
     rate: float
     """Bit/s."""

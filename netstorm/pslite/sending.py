@@ -19,13 +19,7 @@ from netstorm.observe.trace import Delivery, Trace
 from netstorm.protocol.frames import Buffer, Checksum, Peer, checksum
 from netstorm.pslite.machine import URGENT, LinkState, Order
 
-__all__ = ["OutgoingQueue", "SendQueueItem", "SendingHalf", "TracedSendingHalf", "Window"]
-
-
-# A link's outgoing messages, the most urgent first.
-#
-# A heap by (order, arrival): the chunks that fill the pipeline must go first. With first-in-first-out queues,
-# packed trees reached up to 25 percentage points less of the optimum (docs/design.md, section 4).
+__all__ = ["SendQueueItem", "SendingHalf", "TracedSendingHalf", "Window"]
 
 
 class SendQueueItem:
@@ -97,87 +91,47 @@ class SendQueueItem:
                 self._crc = None  # that of the memory is computed no more
 
 
-class OutgoingQueue:
-    """Messages that have not been transmitted yet."""
-
-    __slots__ = ("_arrivals", "_heap", "bytes")
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[Order, int, SendQueueItem]] = []
-        self._arrivals = 0
-        self.bytes = 0
-        """Size of all messages in the queue."""
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def push(self, message: SendQueueItem) -> None:
-        """Add a message; among those of equal order it is the last."""
-        self._arrivals += 1
-        self.bytes += message.size
-        heapq.heappush(self._heap, (message.order, self._arrivals, message))
-
-    def first(self) -> SendQueueItem | None:
-        """Return the message that goes next, and keep it."""
-        return self._heap[0][2] if self._heap else None
-
-    def pop(self) -> SendQueueItem:
-        """Remove and return the message that goes next."""
-        message = heapq.heappop(self._heap)[2]
-        self.bytes -= message.size
-        return message
-
-    def take_out(self, wanted: Callable[[Hashable], bool]) -> list[SendQueueItem]:
-        """Remove and return all messages whose tags are wanted, in order."""
-        taken: list[tuple[Order, int, SendQueueItem]] = []
-        left: list[tuple[Order, int, SendQueueItem]] = []
-        for item in self._heap:
-            tag = item[2].tag
-            (taken if tag is not None and wanted(tag) else left).append(item)
-        if taken:
-            heapq.heapify(left)
-            self._heap = left
-            self.bytes -= sum(message.size for _, _, message in taken)
-        return [message for _, _, message in sorted(taken, key=lambda item: item[:2])]
-
-    def clear(self) -> None:
-        """Remove all messages."""
-        self._heap.clear()
-        self.bytes = 0
-
-
 _SPAN: Final = 8192
 """Numbers that may pass a message which the other side has no room for: it keeps the number of each
-(`receiving`)."""
+(`ReceivingHalf`)."""
 
 OnAcknowledged = Callable[[SendQueueItem, float], None]
-"""Called with each message that is acknowledged, and the time."""
+"""Called with each message with a payload that is acknowledged, and the time."""
 
 
 class SendingHalf:
-    """Messages to one peer in one session."""
+    """Messages to one peer in one session.
+
+    Those that were not transmitted yet are in a heap by (order, arrival): the chunks that fill the pipeline
+    must go first. With first-in-first-out queues, packed trees reached up to 25 percentage points less of the
+    optimum (docs/design.md, section 4).
+    """
 
     __slots__ = (
         "_acknowledged",
         "_later",
         "_later_bytes",
         "_on_acknowledged",
-        "_resend",
         "_sequence",
+        "_submitted",
         "_transmissions",
+        "lost",
         "queue",
+        "queued_bytes",
         "unacknowledged",
         "window",
     )
 
     def __init__(self, window: Window, on_acknowledged: OnAcknowledged | None = None) -> None:
-        """Send within a window."""
         self._on_acknowledged: Final = on_acknowledged
         self.window: Final = window
-        self.queue: Final = OutgoingQueue()
+        self.queue: list[tuple[Order, int, SendQueueItem]] = []
+        """What was not transmitted yet: the first goes next. Among those of equal order it came first."""
+        self.queued_bytes = 0
+        self._submitted = 0
         self.unacknowledged: Final[dict[int, SendQueueItem]] = {}
         """By sequence number."""
-        self._resend: deque[SendQueueItem] = deque()
+        self.lost: deque[SendQueueItem] = deque()
         """Those of `unacknowledged` that must be retransmitted, in sequence order."""
         self._later: Final[dict[int, SendQueueItem]] = {}
         """Those of `unacknowledged` that the other side will ask for; they are not in flight."""
@@ -199,7 +153,7 @@ class SendingHalf:
         sending_s = window.largest_message / rate if rate else 0.0
         return LinkState(
             messages=len(self.queue) + len(self.unacknowledged),
-            bytes=self.queue.bytes + window.in_flight,
+            bytes=self.queued_bytes + window.in_flight,
             window=window.size,
             rate=rate,
             latency_s=max(0.0, (round_trip_s - sending_s) / 2),
@@ -207,16 +161,18 @@ class SendingHalf:
 
     def submit(self, message: SendQueueItem) -> None:
         """Queue a message."""
-        self.queue.push(message)
+        self._submitted += 1
+        self.queued_bytes += message.size
+        heapq.heappush(self.queue, (message.order, self._submitted, message))
 
     def next(self, now: float) -> SendQueueItem | None:
         """Return the message to transmit now, numbered; None if there is none, or the window is full."""
-        first = self.queue.first()
+        first = self.queue[0][2] if self.queue else None
         urgent = first is not None and first.order == URGENT
-        if self._resend:
-            again = self._resend[0]
+        if self.lost:
+            again = self.lost[0]
             if again.order == URGENT or self.window.allows(again.size):
-                self._resend.popleft()
+                self.lost.popleft()
                 again.resend = False
                 return self._transmitted(again, now)
             if not urgent:
@@ -225,7 +181,8 @@ class SendingHalf:
             return None
         if self._later and not urgent and not self._may_pass():
             return None
-        self.queue.pop()
+        heapq.heappop(self.queue)
+        self.queued_bytes -= first.size
         self._sequence += 1
         first.sequence = self._sequence
         self.unacknowledged[first.sequence] = first
@@ -258,7 +215,8 @@ class SendingHalf:
         Raises:
             ProtocolViolation: numbers that were never used.
         """
-        self.check(received, beyond)
+        if received > self._sequence or beyond:
+            self.check(received, beyond)
         latest = mark
         news = False
         if received > self._acknowledged:
@@ -297,7 +255,7 @@ class SendingHalf:
         if kept is None:
             self._lose([message])
         else:
-            self._resend = deque(sorted((*self._resend, kept), key=lambda message: message.sequence))
+            self.lost = deque(sorted((*self.lost, kept), key=lambda message: message.sequence))
         return True
 
     def keep(self, sequence: int) -> None:
@@ -324,7 +282,7 @@ class SendingHalf:
         self._later_bytes = 0
         for message in self.unacknowledged.values():
             message.resend = True
-        self._resend = deque(self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged))
+        self.lost = deque(self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged))
 
     def take_back(self, wanted: Callable[[Hashable], bool]) -> list[SendQueueItem]:
         """Remove and return what is wanted, by its tag, and was not transmitted yet.
@@ -334,21 +292,30 @@ class SendingHalf:
         for message in self.unacknowledged.values():
             if message.payload is not None and message.tag is not None and wanted(message.tag):
                 message.copy_payload()
-        return self.queue.take_out(wanted)
+        taken: list[tuple[Order, int, SendQueueItem]] = []
+        left: list[tuple[Order, int, SendQueueItem]] = []
+        for item in self.queue:
+            tag = item[2].tag
+            (taken if tag is not None and wanted(tag) else left).append(item)
+        if taken:
+            heapq.heapify(left)
+            self.queue = left
+            self.queued_bytes -= sum(message.size for _, _, message in taken)
+        return [message for _, _, message in sorted(taken, key=lambda item: item[:2])]
 
     def take_all(self) -> list[SendQueueItem]:
         """Return what has not been acknowledged, in order, and drop it."""
         left = [self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged)]
-        while self.queue:
-            left.append(self.queue.pop())
+        left += [message for _, _, message in sorted(self.queue, key=lambda item: item[:2])]
         self.clear()
         return left
 
     def clear(self) -> None:
         """Drop everything."""
         self.queue.clear()
+        self.queued_bytes = 0
         self.unacknowledged.clear()
-        self._resend.clear()
+        self.lost.clear()
         self._later.clear()
         self._later_bytes = 0
         self.window.restart()
@@ -364,10 +331,10 @@ class SendingHalf:
         """Record an acknowledged message; return its position in the order of transmissions."""
         if message.resend:  # it was taken for lost: a nack and an acknowledgement have crossed
             if self._no_longer_later(message.sequence) is None:
-                self._resend.remove(message)
+                self.lost.remove(message)
             return 0
         self.window.acknowledged(message, now)
-        if self._on_acknowledged is not None:
+        if message.payload is not None and self._on_acknowledged is not None:
             self._on_acknowledged(message, now)
         return message.transmission
 
@@ -384,7 +351,7 @@ class SendingHalf:
         for message in lost:
             message.resend = True
             self.window.returned(message)
-        self._resend = deque(sorted((*self._resend, *lost), key=lambda message: message.sequence))
+        self.lost = deque(sorted((*self.lost, *lost), key=lambda message: message.sequence))
 
 
 # The window of a link: how many bytes may be unacknowledged.
@@ -447,6 +414,7 @@ class Window:
         "largest_message",
         "messages_in_flight",
         "min_rtt_s",
+        "rate",
         "resumed_at",
         "size",
         "smooth_rtt_s",
@@ -473,14 +441,11 @@ class Window:
         self._busy_bytes = 0
         """Recently acknowledged while the link had more to carry, and the time that this took."""
         self._busy_s = 0.0
+        self.rate = 0.0
+        """The highest recent delivery rate, in bytes/s; 0: unknown."""
         self._rate = 0.0
         self._earlier_rate = 0.0
         self._rate_since = 0.0
-
-    @property
-    def rate(self) -> float:
-        """The highest recent delivery rate, in bytes/s; 0: unknown."""
-        return max(self._rate, self._earlier_rate)
 
     @property
     def busy_rate(self) -> float:
@@ -543,15 +508,9 @@ class Window:
             rtt if self.smooth_rtt_s == 0 else self.smooth_rtt_s + (rtt - self.smooth_rtt_s) / 8
         )
         interval = max(now - message.delivered_at, message.sent_at - message.flight_began_at)
-        if interval > 0:
-            self._sample((self._delivered - message.delivered_by) / interval, now, was_full=was_full)
-
-    def restart(self) -> None:
-        """Reset for a new connection, maybe over another path: nothing is in flight, no RTT is known."""
-        self.in_flight = self.messages_in_flight = 0
-        self.min_rtt_s = math.inf
-
-    def _sample(self, rate: float, now: float, *, was_full: bool) -> None:
+        if interval <= 0:
+            return
+        rate = (self._delivered - message.delivered_by) / interval
         if now - self._rate_since > _RATE_MEMORY_S and was_full:
             # with too little to send the rate says nothing about the link, so only a full window drops old
             # rates
@@ -559,7 +518,13 @@ class Window:
         self._rate = max(self._rate, rate)
         if self._shallow and was_full:
             self._rate, self._earlier_rate = rate, 0.0
+        self.rate = max(self._rate, self._earlier_rate)
         self._resize()
+
+    def restart(self) -> None:
+        """Reset for a new connection, maybe over another path: nothing is in flight, no RTT is known."""
+        self.in_flight = self.messages_in_flight = 0
+        self.min_rtt_s = math.inf
 
     def _resize(self) -> None:
         if self._fixed:
@@ -573,11 +538,8 @@ class Window:
         self.size = min(wanted, _LARGEST)
 
 
-# The sending half of a session that records its deliveries in a trace. Pure: the trace has the clock.
-
-
 class TracedSendingHalf(SendingHalf):
-    """Records each message that is acknowledged.
+    """Records each message that is acknowledged in a trace, which has the clock.
 
     It is a class of its own so that tracing costs other sessions nothing.
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Container, Hashable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -41,8 +42,76 @@ __all__ = [
 ]
 
 
+class SessionState(enum.Enum):
+    """The state of a session."""
+
+    IDLE = "idle"
+    """Opened here, and nothing has been sent yet: no connection."""
+    CONNECTING = "connecting"
+    """A connection was opened and Hello handed over; no answer yet."""
+    UP = "up"
+    """Messages flow."""
+    DISCONNECTED = "disconnected"
+    """Between two connections."""
+    CLOSING = "closing"
+    """Goodbye was sent; the session waits for the other side's, but not for long."""
+    CLOSED = "closed"
+    """Ended on purpose."""
+    LOST = "lost"
+    """Could not be re-established in time, or was refused."""
+
+
+class Event(enum.Enum):
+    """What can happen to a session."""
+
+    CONNECT = "first message"
+    RETRY = "time for another attempt"
+    HELLO = "Hello on a new connection"
+    WELCOME = "Welcome"
+    BROKEN = "connection broken or silent"
+    REFUSED = "Refused, or another process answers"
+    TIMED_OUT = "no connection within the link time-out"
+    DRAINED = "everything is acknowledged, and the session is to end"
+    GOODBYE = "Goodbye"
+    ABORTED = "the session is to end, has nothing to send, and is not up"
+    CLOSE_TIMED_OUT = "no Goodbye in time"
+
+
+_S, _E = SessionState, Event
+TRANSITIONS: Final[Mapping[SessionState, Mapping[Event, SessionState]]] = MappingProxyType(
+    {
+        _S.IDLE: {_E.CONNECT: _S.CONNECTING, _E.ABORTED: _S.CLOSED},
+        _S.CONNECTING: {
+            _E.WELCOME: _S.UP,
+            _E.BROKEN: _S.DISCONNECTED,
+            _E.REFUSED: _S.LOST,
+            _E.TIMED_OUT: _S.LOST,
+            _E.ABORTED: _S.CLOSED,
+            _E.GOODBYE: _S.CLOSED,
+        },
+        _S.UP: {
+            _E.HELLO: _S.UP,
+            _E.BROKEN: _S.DISCONNECTED,
+            _E.REFUSED: _S.LOST,
+            _E.TIMED_OUT: _S.LOST,
+            _E.DRAINED: _S.CLOSING,
+            _E.GOODBYE: _S.CLOSING,
+        },
+        _S.DISCONNECTED: {
+            _E.RETRY: _S.CONNECTING,
+            _E.HELLO: _S.UP,
+            _E.TIMED_OUT: _S.LOST,
+            _E.ABORTED: _S.CLOSED,
+        },
+        _S.CLOSING: {_E.GOODBYE: _S.CLOSED, _E.BROKEN: _S.CLOSED, _E.CLOSE_TIMED_OUT: _S.CLOSED},
+        _S.CLOSED: {},
+        _S.LOST: {},
+    }
+)
+
+
 _MOST_REFUSED: Final = 16_384
-"""Messages without room whose numbers are kept: a correct sender has fewer under way (`sending`)."""
+"""Messages without room whose numbers are kept: a correct sender has fewer under way (`SendingHalf`)."""
 
 
 class SessionContext(Protocol):
@@ -97,13 +166,13 @@ class SessionContext(Protocol):
         """Return whether a peer that does not answer, and whose kernel acknowledges, may just be busy."""
 
 
-class Session:
+class Session(ABC):
     """The common part of both sides of a session.
 
     Attributes:
         peer: the other process.
         identity: random number of the session.
-        state: see `states`.
+        state: see `SessionState`.
         connection: the present one; None while there is none.
         incarnation: random number of the other process; None before it is known.
         sending: messages to the peer.
@@ -194,7 +263,10 @@ class Session:
             ProtocolViolation: the message is not legal in the present state.
         """
         if isinstance(message, m.Ack):
-            self._acknowledged(message, now)
+            sending = self.sending
+            mark = self._queries.mark_of(message.query) if message.query else 0
+            if sending.acknowledge(message.received, message.beyond, now, mark=mark):
+                self._queries.progress(now, expecting=bool(sending.unacknowledged))
         elif isinstance(message, m.Nack):
             if message.later:
                 self.sending.keep(message.sequence)
@@ -269,12 +341,16 @@ class Session:
             return self._queries.due()
         if self.state is SessionState.CLOSING:
             return self._since + self._limits.goodbye_s
-        if self.state is SessionState.DISCONNECTED:
-            return self._link_deadline()
-        return math.inf
+        return self._due_without_connection()
+
+    @abstractmethod
+    def _due_without_connection(self) -> float:
+        """Return when `tick` has something to do while there is no connection, or none that is answered."""
 
     def flush(self, van: Transmitter, now: float) -> None:
         """Hand over to the van everything that may be sent now."""
+        if self.state is SessionState.CONNECTING:
+            self._open(van, now)
         if self.state is not SessionState.UP and self.state is not SessionState.CLOSING:
             return
         if self._control or self._datagrams:
@@ -286,17 +362,29 @@ class Session:
         if self.acknowledge:
             self.acknowledge = False
             received, beyond = self.receiving.received_numbers()
-            if not self._transmit_message(
-                van, m.Ack(received=received, beyond=beyond, query=self._answer_to), now
-            ):
+            ack = m.Ack(received=received, beyond=beyond, query=self._answer_to)
+            if not self._transmit(van, encode_body(ack), None, now):
                 return
         if self.state is SessionState.UP:
-            self._pump(van, now)
-            if self.ending and not self.sending.has_work():
+            sending = self.sending
+            while sending.queue or sending.lost:
+                idle = not sending.unacknowledged
+                message = sending.next(now)
+                if message is None:
+                    break
+                if idle:
+                    self._queries.progress(now, expecting=True)
+                if not self._transmit(van, message.body, message, now):
+                    return
+            if self.ending and not sending.has_work():
                 self._close(now)
                 self.flush(van, now)
 
     # ------------------------------------------------------------------------------------------------- inside
+
+    def _open(self, van: Transmitter, now: float) -> None:
+        """Open a connection and say Hello."""
+        raise NotImplementedError("only the side that opened a session is ever connecting")
 
     def _transition(self, event: Event, now: float) -> None:
         following = TRANSITIONS[self.state].get(event)
@@ -304,23 +392,6 @@ class Session:
             raise ProtocolViolation(f"{event.value} is not legal in state {self.state.value}")
         self.state = following
         self._since = now
-
-    def _pump(self, van: Transmitter, now: float) -> None:
-        sending = self.sending
-        idle = not sending.unacknowledged
-        message = sending.next(now)
-        if message is None:
-            return
-        if idle:
-            self._queries.progress(now)
-            self._queries.expect(something=True)
-        while message is not None:
-            if not self._transmit(van, message.body, message, now):
-                return
-            message = sending.next(now)
-
-    def _transmit_message(self, van: Transmitter, message: m.Message, now: float) -> bool:
-        return self._transmit(van, encode_body(message), None, now)
 
     def _transmit(self, van: Transmitter, body: bytes, message: SendQueueItem | None, now: float) -> bool:
         assert self.connection is not None
@@ -337,7 +408,7 @@ class Session:
                 body,
                 sequence=message.sequence,
                 sent_at=stamp,
-                payload_crc=None if unchecked else message.crc(),
+                payload_crc=None if unchecked or message.payload is None else message.crc(),
                 unchecked=unchecked,
                 resent=again,
                 contended=message.payload is not None and self._context.contended(self.peer),
@@ -353,12 +424,6 @@ class Session:
         counters.messages_sent += 1
         counters.bytes_sent += size
         return True
-
-    def _acknowledged(self, ack: m.Ack, now: float) -> None:
-        queries, sending = self._queries, self.sending
-        if sending.acknowledge(ack.received, ack.beyond, now, mark=queries.mark_of(ack.query)):
-            queries.progress(now)
-        queries.expect(something=bool(sending.unacknowledged))
 
     def _check_liveness(self, now: float) -> None:
         """Send a query if nothing has been acknowledged for a while; give up if no answer comes."""
@@ -413,8 +478,7 @@ class Session:
         self.reason = ""
         self._answer_to = 0
         self._queries.stop()
-        self._queries.progress(now)
-        self._queries.expect(something=bool(self.sending.unacknowledged))
+        self._queries.progress(now, expecting=bool(self.sending.unacknowledged))
         if self.ending and not self.sending.has_work():
             self._close(now)
 
@@ -440,82 +504,8 @@ class Session:
         self.acknowledge = False
 
 
-# The states of a session and its transitions, as a table. Pure.
-
-
-class SessionState(enum.Enum):
-    """The state of a session."""
-
-    IDLE = "idle"
-    """Opened here, and nothing has been sent yet: no connection."""
-    CONNECTING = "connecting"
-    """A connection was opened and Hello handed over; no answer yet."""
-    UP = "up"
-    """Messages flow."""
-    DISCONNECTED = "disconnected"
-    """Between two connections."""
-    CLOSING = "closing"
-    """Goodbye was sent; the session waits for the other side's, but not for long."""
-    CLOSED = "closed"
-    """Ended on purpose."""
-    LOST = "lost"
-    """Could not be re-established in time, or was refused."""
-
-
-class Event(enum.Enum):
-    """What can happen to a session."""
-
-    CONNECT = "first message"
-    RETRY = "time for another attempt"
-    HELLO = "Hello on a new connection"
-    WELCOME = "Welcome"
-    BROKEN = "connection broken or silent"
-    REFUSED = "Refused, or another process answers"
-    TIMED_OUT = "no connection within the link time-out"
-    DRAINED = "everything is acknowledged, and the session is to end"
-    GOODBYE = "Goodbye"
-    ABORTED = "the session is to end, has nothing to send, and is not up"
-    CLOSE_TIMED_OUT = "no Goodbye in time"
-
-
-_S, _E = SessionState, Event
-TRANSITIONS: Final[Mapping[SessionState, Mapping[Event, SessionState]]] = MappingProxyType(
-    {
-        _S.IDLE: {_E.CONNECT: _S.CONNECTING, _E.ABORTED: _S.CLOSED},
-        _S.CONNECTING: {
-            _E.WELCOME: _S.UP,
-            _E.BROKEN: _S.DISCONNECTED,
-            _E.REFUSED: _S.LOST,
-            _E.TIMED_OUT: _S.LOST,
-            _E.ABORTED: _S.CLOSED,
-            _E.GOODBYE: _S.CLOSED,
-        },
-        _S.UP: {
-            _E.HELLO: _S.UP,
-            _E.BROKEN: _S.DISCONNECTED,
-            _E.REFUSED: _S.LOST,
-            _E.TIMED_OUT: _S.LOST,
-            _E.DRAINED: _S.CLOSING,
-            _E.GOODBYE: _S.CLOSING,
-        },
-        _S.DISCONNECTED: {
-            _E.RETRY: _S.CONNECTING,
-            _E.HELLO: _S.UP,
-            _E.TIMED_OUT: _S.LOST,
-            _E.ABORTED: _S.CLOSED,
-        },
-        _S.CLOSING: {_E.GOODBYE: _S.CLOSED, _E.BROKEN: _S.CLOSED, _E.CLOSE_TIMED_OUT: _S.CLOSED},
-        _S.CLOSED: {},
-        _S.LOST: {},
-    }
-)
-
-
-# The side of a session that makes the connections, again and again until the link time-out. Pure.
-
-
 class OpenedSession(Session):
-    """The side that makes the connections."""
+    """The side that makes the connections, again and again until the link time-out."""
 
     opened_here = True
 
@@ -545,9 +535,6 @@ class OpenedSession(Session):
     def submit(self, message: SendQueueItem, now: float) -> None:
         """Queue a message, and connect if this is the first."""
         super().submit(message, now)
-        self._connect_if_idle(now)
-
-    def _connect_if_idle(self, now: float) -> None:
         if self.state is SessionState.IDLE:
             self._transition(Event.CONNECT, now)
             self._connect(now)
@@ -604,22 +591,18 @@ class OpenedSession(Session):
             self._since = since
             self._connect(now)
 
-    def due(self) -> float:
-        """Return when `tick` has something to do."""
+    def _due_without_connection(self) -> float:
         if self.state is SessionState.CONNECTING:
             return min(self._link_deadline(), self._handshake_deadline())
         if self.state is SessionState.DISCONNECTED:
             return min(self._link_deadline(), self._retry_at)
-        return super().due()
+        return math.inf
 
-    def flush(self, van: Transmitter, now: float) -> None:
-        """Hand over to the van everything that may be sent now."""
+    def _open(self, van: Transmitter, now: float) -> None:
         if self._to_open and self.connection is not None:
             self._to_open = False
             van.open(self.connection, self.host, self.port)
-            if not self._transmit_message(van, self._context.hello(self, self._boot()), now):
-                return
-        super().flush(van, now)
+            self._transmit(van, encode_body(self._context.hello(self, self._boot())), None, now)
 
     def _boot(self) -> int:
         """Return the boot's number if the connection may be one within the machine; else 0.
@@ -650,11 +633,8 @@ class OpenedSession(Session):
         return host_port(self.host, self.port)
 
 
-# The side of a session that waits for its peer's connections. Pure.
-
-
 class AcceptedSession(Session):
-    """The side that waits for connections."""
+    """The side that waits for its peer's connections."""
 
     def __init__(
         self, context: SessionContext, peer: Peer, hello: m.Hello, *, counters: LinkCounters, ordered: bool
@@ -697,11 +677,10 @@ class AcceptedSession(Session):
         """Lose the session: this side cannot make another connection."""
         self._lose(Event.TIMED_OUT, reason, now)
 
-    def due(self) -> float:
-        """Return when `tick` has something to do."""
-        if self.state is SessionState.DISCONNECTED and not self.sending.has_work():
-            return math.inf  # nothing to send: the peer connects again when it has something to send
-        return super().due()
+    def _due_without_connection(self) -> float:
+        if self.state is SessionState.DISCONNECTED and self.sending.has_work():
+            return self._link_deadline()
+        return math.inf  # nothing to send: the peer connects again when it has something to send
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -709,12 +688,9 @@ class AcceptedSession(Session):
             super().tick(now)
 
 
-# Time-outs of sessions, and bounds on memory.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Times in s, sizes in bytes."""
+    """Time-outs of sessions in s, and bounds on memory in bytes."""
 
     link_timeout_s: float = 10.0
     """A session that has no connection for this long is lost."""
@@ -744,11 +720,10 @@ class Limits:
     """Most sessions that other processes may open."""
 
 
-# What went over one link, in both directions and in all its sessions.
-
-
 class LinkCounters:
-    """Numbers that only grow. Bytes are those of frames, without the headers of ZeroMQ and TCP."""
+    """What went over one link, in both directions and in all its sessions. Bytes are those of frames, without
+    the headers of ZeroMQ and TCP.
+    """
 
     __slots__ = (
         "bytes_received",
@@ -790,12 +765,11 @@ class LinkCounters:
         return numbers | {f"dropped_{reason}": number for reason, number in self.dropped.items()}
 
 
-# When to query a peer that acknowledges nothing any more, and when to give up waiting for its answer.
-# Pure.
-
-
 class QueryTimer:
-    """The liveness check of one connection. It only sends queries: a time-out never retransmits anything."""
+    """When to query a peer that acknowledges nothing any more, and when to give up waiting for its answer.
+
+    A time-out never retransmits anything.
+    """
 
     __slots__ = (
         "_answer_timeout_s",
@@ -803,7 +777,6 @@ class QueryTimer:
         "_limits",
         "_mark",
         "_next_at",
-        "_progress_at",
         "_sent_at",
         "_unanswered_since",
         "_window",
@@ -823,23 +796,20 @@ class QueryTimer:
         """Reset: there is no connection."""
         self.sent = 0
         self._mark = 0
-        self._sent_at = self._progress_at = -math.inf
+        self._sent_at = -math.inf
         self._unanswered_since = self._next_at = math.inf
         self._excused_at = -math.inf
 
-    def progress(self, now: float) -> None:
-        """Note an acknowledgement, or that from now on something is unacknowledged."""
-        self._progress_at = now
-
-    def expect(self, *, something: bool) -> None:
-        """Set when to send a query: only if an acknowledgement of something is due."""
-        if something:
-            self._next_at = max(self._progress_at, self._sent_at) + self._pause()
-        else:
-            self._next_at = math.inf
+    def progress(self, now: float, *, expecting: bool) -> None:
+        """Note an acknowledgement, or that from now on something is unacknowledged, and set when to send a
+        query: only if more acknowledgements are expected.
+        """
+        self._next_at = max(now, self._sent_at) + self._pause() if expecting else math.inf
 
     def due(self) -> float:
         """Return when to check again."""
+        if self._unanswered_since == math.inf:
+            return self._next_at
         return min(self._next_at, self._overdue_at())
 
     def query_due(self, now: float) -> bool:
@@ -884,22 +854,17 @@ class QueryTimer:
         return max(self._limits.query_after_s, 4 * self._window.smooth_rtt_s)
 
     def _overdue_at(self) -> float:
-        return max(self._unanswered_since, self._excused_at) + self._answer_timeout()
+        # a query waits behind what is in flight, and so does its answer
+        answer_timeout_s = self._answer_timeout_s + self._window.in_flight / self._limits.slowest_link
+        return max(self._unanswered_since, self._excused_at) + answer_timeout_s
 
-    def _answer_timeout(self) -> float:
-        """Return the time-out: a query waits behind what is in flight, and so does its answer."""
-        return self._answer_timeout_s + self._window.in_flight / self._limits.slowest_link
-
-
-# The receiving half of a session: delivers each message once and, if the session is ordered, in order.
-# Pure.
 
 Arrival: TypeAlias = tuple[Message, "Buffer | None", "int | None"]
 """A message, its payload, the payload's checksum, if it has one."""
 
 _BEYOND: Final = 16_384
 """Most messages that may arrive before a missing one. A correct sender has fewer in flight, and beside one
-that it was asked to keep (`sending`)."""
+that it was asked to keep (`SendingHalf`)."""
 
 _HELD_OF_ONE: Final = 16 * 2**20
 _HELD_OF_ALL: Final = 128 * 2**20
@@ -914,7 +879,9 @@ def new_held_bytes() -> WaitingBytes:
 
 
 class ReceivingHalf:
-    """Messages from one peer in one session."""
+    """Messages from one peer in one session: each is delivered once and, if the session is ordered, in
+    order.
+    """
 
     __slots__ = ("_held", "_held_bytes", "_peer", "beyond", "ordered", "received")
 

@@ -256,7 +256,7 @@ def _timestamping(made: socket.socket) -> socket.socket:
 
 def _datagrams(source: socket.socket) -> list[tuple[bytes, tuple[object, ...], float]]:
     """Read all datagrams: data, sender, and for how many seconds each has waited in the kernel."""
-    found = []
+    datagrams = []
     for _ in range(_DATAGRAMS_AT_ONCE):
         try:
             data, ancillary, _, address = source.recvmsg(512, socket.CMSG_SPACE(_TIMESPEC.size))
@@ -273,5 +273,5 @@ def _datagrams(source: socket.socket) -> list[tuple[bytes, tuple[object, ...], f
                 waited = (clock.wall_ns() - seconds * 1_000_000_000 - nanoseconds) / 1e9
         if not 0.0 <= waited <= _LONGEST_WAIT_S:
             waited = 0.0
-        found.append((data, address, waited))
-    return found
+        datagrams.append((data, address, waited))
+    return datagrams

@@ -111,6 +111,6 @@ class Van(Transmitter, Protocol):
 def progress_by_peer(van: Van, connections: Mapping[Peer, Connection]) -> Iterator[tuple[Peer, TcpProgress]]:
     """Yield how much these connections have delivered, where that is known."""
     for peer, connection in connections.items():
-        found = van.progress(connection)
-        if found is not None:
-            yield peer, found
+        progress = van.progress(connection)
+        if progress is not None:
+            yield peer, progress

@@ -78,7 +78,7 @@ class ZmqVan:
 
         Args:
             max_message_bytes: largest frame that is accepted.
-            link_timeout_s: sets ZeroMQ's own time-outs (`zmq_options`).
+            link_timeout_s: sets ZeroMQ's own time-outs (`SocketOption`).
             counters: dropped messages are counted there.
             dscp: differentiated services code point of all packets; 0: none.
             unmarked: host and port to which packets are not marked.
@@ -112,7 +112,6 @@ class ZmqVan:
             max_message_bytes=largest,
         )
         self._reader: Final = ZmqReader(Drops(counters), self._guard)
-        self._reader.is_open = self._guard.is_open
         self._router: zmq.Socket[bytes] | None = None
         self._port = 0
         self._links: dict[Connection, ZmqLink] = {}
@@ -320,7 +319,7 @@ class ZmqVan:
         self._descriptors.unwatch(fd)
 
     def abandon(self) -> None:
-        """In a forked child: give up what was inherited (`after_fork`)."""
+        """In a forked child: give up what was inherited (`close_inherited`)."""
         if self._shut:
             return  # the numbers of its descriptors may belong to other files by now
         self._shut = True
@@ -408,8 +407,6 @@ class ZmqVan:
             raise UsageError("this van has been shut")
 
 
-# A connection opened here: a DEALER under a fresh identity, and the monitor that reports its state.
-
 _MONITORED: Final = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_CLOSED
@@ -427,7 +424,8 @@ failures."""
 
 
 class ZmqLink:
-    """One connection opened here. It does not come back once it has ended.
+    """One connection opened here: a DEALER under a fresh identity, and the monitor that reports its state. It
+    does not come back once it has ended.
 
     Attributes:
         pending: frames handed over while the host's name is looked up; None once it is connecting.
@@ -563,16 +561,8 @@ class ZmqLink:
         return seen.get((self.host, self.port), Mismatch.KEY)
 
 
-# Reads messages from ZeroMQ sockets, from each in turn, and drops those that no van sends.
-
-
 class ZmqReader:
-    """Sockets that may have something to read.
-
-    Attributes:
-        is_open: returns whether a connection that ZeroMQ has accepted is open, by descriptor, after all that
-            ZeroMQ has reported so far was read.
-    """
+    """Reads messages from ZeroMQ sockets, from each in turn, and drops those that no van sends."""
 
     def __init__(self, drops: Drops, guard: Guard) -> None:
         """Begin without sockets.
@@ -595,7 +585,6 @@ class ZmqReader:
         """The same by descriptor."""
         self._ended: dict[Connection, None] = {}
         """Those whose end is to be told, in order."""
-        self.is_open: Callable[[int], bool] = lambda _: False
 
     def __bool__(self) -> bool:
         return bool(self._readable)
@@ -690,7 +679,8 @@ class ZmqReader:
         return True
 
     def _first_message(self, connection: Connection, descriptor: int) -> None:
-        open_now = self.is_open(descriptor)  # first: it may report the end of another one of this number
+        # First: it may report the end of another one of this number.
+        open_now = self._guard.is_open(descriptor)
         if descriptor in self._accepted:
             self.ended(descriptor)
         if not open_now:

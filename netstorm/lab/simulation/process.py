@@ -90,8 +90,9 @@ class SimulatedProcess(Generic[M]):
         if self.suspended:
             self._calls.append(function)
         elif self.alive:
-            self.stack.call(function, self.now())
-            self._flush()
+            now = self.now()
+            function(now)
+            self._flush(now)
 
     def wake(self) -> None:
         """Handle the van's events, after everything else that happens at this virtual time."""
@@ -128,7 +129,7 @@ class SimulatedProcess(Generic[M]):
         while events := self.van.poll(0.0):
             for event in events:
                 self.stack.handle(event, now)
-        self._flush()
+        self._flush(now)
 
     def _tick(self, due: float) -> None:
         if not self.alive or self.suspended:
@@ -139,20 +140,21 @@ class SimulatedProcess(Generic[M]):
         if self._ticks_at_once > _TICKS_AT_ONCE:
             raise AssertionError(f"{self.van.host} asks for the tick at {due} in an endless loop")
         self._shown = max(due, self._shown)  # rounding must not make the tick early
-        self.stack.tick(self.now())
-        self._flush()
+        now = self.now()
+        self.stack.tick(now)
+        self._flush(now)
 
     def _arm(self) -> None:
         """Set the timer to the stack's next tick."""
         if self._timer is not None:
             self._timer.cancel()
         due = self.stack.next_tick()
-        local = self.stack.local_time(due)
+        local = due + self.stack.missed_s
         self._timer = self._timeline.at(self._clock.virtual(local), lambda: self._tick(due))
 
-    def _flush(self) -> None:
+    def _flush(self, now: float) -> None:
         """Carry out the machine's instructions."""
-        self.stack.flush(self.van, self.now())
+        self.stack.flush(self.van, now)
         self._arm()
 
 
@@ -565,9 +567,9 @@ class ProcessFactory:
                 shallow_windows=bool(self._settings.loss_bound or self._settings.dgt),
             ),
             rng=chance,
+            acknowledges=van.acknowledges,
             counters=counters,
         )
-        endpoint.acknowledges = van.acknowledges
         return SimulatedProcess(timeline, van, clock, Stack(machine, endpoint))
 
     def _synced_clock(

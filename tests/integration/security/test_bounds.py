@@ -129,7 +129,7 @@ def test_values_for_the_scheduler_are_refused_before_they_are_held_and_the_conne
     assert counters.get("dropped_protocol") == 1
     assert f"Part with {MIB} bytes of values, which no message between these two processes has" in caplog.text
     assert f"refused a connection from 127.0.0.1 (key {user_of(hostile)})" in caplog.text
-    assert on_thread(driver, lambda: driver.endpoint._context.held_bytes.room(Peer(0))) == float("inf")
+    assert on_thread(driver, lambda: driver.endpoint._sessions.held_bytes.room(Peer(0))) == float("inf")
 
 
 # --------------------------------------------------------------------------------------------- connections

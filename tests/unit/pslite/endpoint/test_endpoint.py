@@ -142,7 +142,7 @@ def test_hellos_that_wait_cannot_fill_the_memory():
     process.machine.admission = lambda _: NotYet()
     for number in range(1000):
         process.stack.handle(Received(Connection(-1 - number), (frame(hello(session=number)),)), 0.0)
-    assert len(process.endpoint._acceptor.pending) == 10
+    assert len(process.endpoint._pending) == 10
 
 
 def test_a_connection_attempt_that_was_repeated_waits_once():
@@ -151,7 +151,7 @@ def test_a_connection_attempt_that_was_repeated_waits_once():
     process.machine.admission = lambda _: NotYet()
     for number in range(5):
         process.stack.handle(Received(Connection(-1 - number), (frame(hello()),)), 0.0)
-    assert [connection for connection, _, _ in process.endpoint._acceptor.pending.take_all()] == [-5]
+    assert [connection for connection, _, _ in process.endpoint._pending.take_all()] == [-5]
 
 
 def test_a_flood_of_new_sessions_waits_and_the_first_thousand_are_there_at_once():
@@ -159,10 +159,9 @@ def test_a_flood_of_new_sessions_waits_and_the_first_thousand_are_there_at_once(
     for number in range(1100):
         greeting = hello(session=number, sender=number, incarnation=number)
         process.stack.handle(Received(Connection(-1 - number), (frame(greeting),)), 0.0)
-    acceptor = process.endpoint._acceptor
-    assert len(acceptor.pending) == 1100 - 1024
+    assert len(process.endpoint._pending) == 1100 - 1024
     process.stack.tick(1.0)
-    assert len(acceptor.pending) == 0, "those that waited have their turn"
+    assert len(process.endpoint._pending) == 0, "those that waited have their turn"
 
 
 def test_sessions_that_others_begin_are_bounded():

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import FrameError
-from netstorm.protocol.frames import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer, check_size
 from netstorm.protocol.messages import Failed, Finished, Hello, Leave, Message
-from netstorm.pslite.endpoint import check_size
 from netstorm.pslite.van import Connection, Received
 from tests.unit.pslite.endpoint.test_endpoint import established, frame, hello
 from tests.unit.pslite.world import World

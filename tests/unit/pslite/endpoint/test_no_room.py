@@ -147,7 +147,7 @@ def test_what_waits_for_a_missing_message_is_bounded_in_bytes(monkeypatch, caplo
     world.run(0.5)
     assert "rank 0 has sent a message 5 is too early" in there.machine.lost[0][1]
     assert "wait here for message 2" in caplog.text
-    assert there.endpoint._context.held_bytes.room(Peer(0)) > 5000, "what has waited is dropped"
+    assert there.endpoint._sessions.held_bytes.room(Peer(0)) > 5000, "what has waited is dropped"
 
 
 def test_values_where_no_message_has_any_are_refused_before_they_are_held(caplog):

@@ -56,7 +56,7 @@ def test_it_does_not_count_what_comes_on_top(caplog: pytest.LogCaptureFixture):
     stack, _, endpoint = made()
     assert stack.running_time(3611.0, 11.0) == 11.0
     assert stack.running_time(3612.0, 3612.0) == 12.0
-    assert stack.local_time(12.0) == 3612.0
+    assert stack.missed_s == 3600.0
     assert endpoint.resumed_after == [3600.0]
     assert stack.running_time(3614.0, 3613.0) == 13.0
     (line,) = caplog.messages

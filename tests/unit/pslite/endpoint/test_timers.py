@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.messages import Hello
-from netstorm.pslite.acceptor import NewSessions, PendingHellos, RecentSet
 from netstorm.pslite.endpoint import Timers
 from netstorm.pslite.sending import SendQueueItem, Window
 from netstorm.pslite.session import Limits, QueryTimer
+from netstorm.pslite.session_table import NewSessions, PendingHellos, RecentSet
 from netstorm.pslite.van import Connection
 
 # ------------------------------------------------------------------------------------------------------
@@ -63,14 +63,13 @@ def window():
 
 def timer_for(window, *, patience_s=10.0):
     timer = QueryTimer(Limits(query_after_s=2.0, slowest_link=1000.0), window, patience_s)
-    timer.progress(0.0)
-    timer.expect(something=True)
+    timer.progress(0.0, expecting=True)
     return timer
 
 
 def test_nobody_is_asked_while_nothing_is_due(window):
     timer = timer_for(window)
-    timer.expect(something=False)
+    timer.progress(0.0, expecting=False)
     assert timer.due() == math.inf
     assert not timer.query_due(1e9)
 
@@ -78,8 +77,7 @@ def test_nobody_is_asked_while_nothing_is_due(window):
 def test_progress_puts_the_question_off(window):
     timer = timer_for(window)
     assert timer.query_due(2.0)
-    timer.progress(1.5)
-    timer.expect(something=True)
+    timer.progress(1.5, expecting=True)
     assert not timer.query_due(3.4)
     assert timer.query_due(3.5)
     assert timer.due() == 3.5

@@ -32,7 +32,7 @@ def session(state=SessionState.DISCONNECTED, *, opened_here=False):
 def test_the_end_of_a_connection_that_the_peer_opened_is_told_once():
     watcher = Watcher()
     watched = WatchedConnections(watcher)
-    watched.changed(session(), was_up=True)
+    watched.changed(session())
     assert watched.tell(5.0)
     assert not watched.tell(6.0)
     assert watcher.heard == [(Peer(3), "reset", 5.0, False)]
@@ -41,9 +41,8 @@ def test_the_end_of_a_connection_that_the_peer_opened_is_told_once():
 def test_other_changes_of_sessions_are_not_told():
     watcher = Watcher()
     watched = WatchedConnections(watcher)
-    watched.changed(session(opened_here=True), was_up=True)
-    watched.changed(session(), was_up=False)
-    watched.changed(session(SessionState.UP), was_up=True)
+    watched.changed(session(opened_here=True))
+    watched.changed(session(SessionState.CLOSING))
     assert not watched.tell(5.0)
 
 
@@ -68,5 +67,5 @@ def test_that_a_peer_is_busy_is_asked_and_told():
 def test_a_machine_that_does_not_watch_is_told_nothing():
     watched = WatchedConnections(SimpleNamespace())
     watched.refused(Peer(2), "connection refused", 1.0)
-    watched.changed(session(), was_up=True)
+    watched.changed(session())
     assert not watched.tell(5.0)

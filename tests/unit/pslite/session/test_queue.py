@@ -6,39 +6,38 @@ from hypothesis import strategies as st
 
 from netstorm.protocol.frames import Checksum, checksum
 from netstorm.pslite.machine import URGENT
-from netstorm.pslite.sending import OutgoingQueue, SendQueueItem
+from netstorm.pslite.sending import SendingHalf, SendQueueItem, Window
 
 orders = st.lists(st.just(URGENT) | st.tuples(st.integers(-3, 3), st.integers(0, 3), st.integers(0, 3)))
 
 
 @given(orders)
 def test_messages_come_out_by_order_and_those_of_equal_order_as_they_came(orders):
-    queue = OutgoingQueue()
+    half = SendingHalf(Window())
     for number, order in enumerate(orders):
-        queue.push(SendQueueItem(b"%d" % number, order=order))
-    taken = [int(queue.pop().body) for _ in orders]
+        half.submit(SendQueueItem(b"%d" % number, order=order))
+    taken = [int(half.next(0.0).body) for _ in orders]
     assert taken == sorted(range(len(orders)), key=lambda number: (orders[number], number))
 
 
 def test_a_message_that_comes_later_overtakes_if_it_is_more_urgent():
-    queue = OutgoingQueue()
-    queue.push(SendQueueItem(b"bulk", order=(0, 0, 0)))
-    queue.push(SendQueueItem(b"control"))
-    queue.push(SendQueueItem(b"higher priority", order=(-1, 9, 9)))
-    assert [queue.pop().body for _ in range(3)] == [b"control", b"higher priority", b"bulk"]
+    half = SendingHalf(Window())
+    half.submit(SendQueueItem(b"bulk", order=(0, 0, 0)))
+    half.submit(SendQueueItem(b"control"))
+    half.submit(SendQueueItem(b"higher priority", order=(-1, 9, 9)))
+    assert [half.next(0.0).body for _ in range(3)] == [b"control", b"higher priority", b"bulk"]
 
 
 @given(st.lists(st.integers(0, 1000)))
 def test_the_queue_knows_its_bytes(sizes):
-    queue = OutgoingQueue()
+    half = SendingHalf(Window())
     for size in sizes:
-        queue.push(SendQueueItem(b"header", payload=bytes(size)))
-    assert queue.bytes == sum(sizes) + 6 * len(sizes)
+        half.submit(SendQueueItem(b"header", payload=bytes(size)))
+    assert half.queued_bytes == sum(sizes) + 6 * len(sizes)
     for _ in sizes:
-        first = queue.first()
-        assert queue.pop() is first
-    assert queue.bytes == 0
-    assert queue.first() is None
+        assert half.next(0.0) is not None
+    assert half.queued_bytes == 0
+    assert half.next(0.0) is None
 
 
 def test_a_message_counts_its_payload_in_bytes_whatever_its_type():
@@ -61,11 +60,11 @@ def test_a_copy_of_the_payload_has_the_checksum_of_what_was_copied():
 
 
 def test_what_is_taken_out_leaves_the_others_in_order():
-    queue = OutgoingQueue()
+    half = SendingHalf(Window())
     for number in range(6):
-        queue.push(SendQueueItem(b"%d" % number, order=(0, 0, -number), tag=None if number == 3 else number))
-    taken = queue.take_out(lambda tag: tag in (1, 4))
+        half.submit(SendQueueItem(b"%d" % number, order=(0, 0, -number), tag=None if number == 3 else number))
+    taken = half.take_back(lambda tag: tag in (1, 4))
     assert [message.body for message in taken] == [b"4", b"1"]
-    assert queue.bytes == len(queue) == 4
-    assert [queue.pop().body for _ in range(4)] == [b"5", b"3", b"2", b"0"]
-    assert queue.take_out(lambda _: True) == []
+    assert half.queued_bytes == len(half.queue) == 4
+    assert [half.next(0.0).body for _ in range(4)] == [b"5", b"3", b"2", b"0"]
+    assert half.take_back(lambda _: True) == []

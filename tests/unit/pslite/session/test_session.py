@@ -280,16 +280,16 @@ def test_no_process_goes_on_with_a_session_that_it_has_not_begun():
     world.run(1)
     world.kill(there)
     posing = world.add(1, incarnation=there.stack.endpoint.process.incarnation, port=there.port)
-    acceptor = posing.stack.endpoint._acceptor
-    acceptor._context.tokens.seed("another process")
-    accepted = acceptor._admit
+    endpoint = posing.stack.endpoint
+    endpoint._sessions.tokens.seed("another process")
+    accepted = endpoint._admit
     resuming = []
 
     def admit(connection, hello, peer, now):
         resuming.append(hello.resuming)
         return accepted(connection, msgspec.structs.replace(hello, resuming=False), peer, now)
 
-    setattr(acceptor, "_admit", admit)  # noqa: B010
+    setattr(endpoint, "_admit", admit)  # noqa: B010
     here.send(there, part(1))
     world.run(5)
     assert resuming == [True]
