@@ -149,9 +149,7 @@ class AsynchronousSGD:
         namespace, clock = self._namespace, self._steps
         pushes = {tensor.key: 1 for tensor in self._tensors} if pushed else {}
         self._runtime.post(
-            lambda node, _: node.requests.asynchronous.clock(
-                namespace, clock, pushes, whole=OwnedBlocks.whole
-            )
+            lambda node, _: node.asynchronous.clock(namespace, clock, pushes, whole=OwnedBlocks.whole)
         )
 
     def pull(self) -> None:
@@ -161,7 +159,7 @@ class AsynchronousSGD:
     @property
     def saving_rank(self) -> SavingRank | None:
         """Decides in an elastic job which rank saves; None: all ranks do, together."""
-        return SavingRank(self._runtime) if self._runtime.node.requests.live.is_elastic else None
+        return SavingRank(self._runtime) if self._runtime.node.live.is_elastic else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what owners hold, for a checkpoint: parameters, momenta and how often they were updated.
@@ -244,7 +242,7 @@ class _Tensor:
     def _receive_initial(self) -> None:
         """Receive rank 0's parameters, or in an elastic job those of the lowest rank that is there."""
         key, runtime, values = self._key, self._runtime, self._pulled
-        elastic = runtime.node.requests.live.is_elastic
+        elastic = runtime.node.live.is_elastic
         operation = Operation(
             key=key,
             round=key.take_round(),
@@ -259,7 +257,7 @@ class _Tensor:
         """Begin to serve this rank's blocks."""
         key, runtime, values = self._key, self._runtime, self._pulled
         blocks = OwnedBlocks(runtime, key, values, rule, begun)
-        runtime.post(lambda node, _: node.requests.asynchronous.serve(key, blocks))
+        runtime.post(lambda node, _: node.asynchronous.serve(key, blocks))
 
     @property
     def key(self) -> Key:
@@ -456,7 +454,7 @@ class MixedSync(AsynchronousSGD):
         # Ranks that are no leaders push nothing, so their pushes cannot be their clocks.
         self._counts_clocks = runtime.settings.staleness != UNBOUNDED
         self._site: _Site
-        if not runtime.node.requests.live.is_elastic:
+        if not runtime.node.live.is_elastic:
             sites = Sites.of(runtime.node.members, runtime.rank)
             self._site = _FixedSite(_group_of_site(sites, site_group))
         elif site_group is None:

@@ -91,7 +91,7 @@ class Runtime:
         self._driver: Final = self.process.driver
         self._signals: Final = SignalWatch(self._driver.thread, self._interrupted)
         try:
-            self._wait(self._driver.ask(lambda done, _: self.node.requests.when_joined(done)))
+            self._wait(self._driver.ask(lambda done, _: self.node.when_joined(done)))
             self.process.serve_metrics()
         except BaseException:
             self.close()
@@ -139,7 +139,7 @@ class Runtime:
         Raises:
             UsageError: they are.
         """
-        if self.node.requests.reproducible:
+        if self.node.reproducible:
             raise UsageError(
                 f"{what} with NETSTORM_REPRODUCIBLE=1: expected one of them, since its results depend on "
                 "which rank is faster; PyTorch's use_deterministic_algorithms(True) sets the latter, unless "
@@ -189,7 +189,7 @@ class Runtime:
         """
         self.check()
         key = Key(namespace, name, shape, dtype, form=form, members=members)
-        self._driver.thread.post(lambda now: self.node.requests.register(key, now))
+        self._driver.thread.post(lambda now: self.node.register(key, now))
         return key
 
     def submit(self, operation: Operation | AsyncOperation | PointToPointOperation) -> None:
@@ -208,7 +208,7 @@ class Runtime:
         operation.done = ended
         busy.begin(clock.monotonic())
         try:
-            self._driver.thread.tell(lambda now: self.node.requests.submit(operation, now), ended)
+            self._driver.thread.tell(lambda now: self.node.submit(operation, now), ended)
         except Closed as error:
             ended(error)
 
@@ -233,7 +233,7 @@ class Runtime:
         Does not block.
         """
         digest = checksum(value)
-        self.post(lambda node, now: node.requests.report_replica(key, round, digest, now))
+        self.post(lambda node, now: node.report_replica(key, round, digest, now))
 
     def barrier(self) -> None:
         """Wait until every rank has entered its n-th barrier.
@@ -243,7 +243,7 @@ class Runtime:
             NetStormError: why it failed.
         """
         self.check()
-        self._wait(self._driver.ask(self.node.requests.barrier))
+        self._wait(self._driver.ask(self.node.barrier))
 
     def post(self, function: Callable[[GeneralNode, float], None]) -> None:
         """Have the I/O thread call `function` with the node and the time, soon; never after `close`."""
@@ -257,7 +257,7 @@ class Runtime:
         def announce(now: float) -> None:
             self._signals.poll()  # if a signal has ended the script, the signal is the reason
             after = f", after {self._signals.last}" if self._signals.last else ""
-            self.node.requests.fail(f"{reason}{after}", now)
+            self.node.fail(f"{reason}{after}", now)
 
         if self.process.is_mine() and not self._closed:
             self.process.post(announce)
@@ -272,7 +272,7 @@ class Runtime:
             NetStormError: the job has failed before all had finished.
         """
         self.check()
-        finished = self._driver.ask(self.node.requests.finish)
+        finished = self._driver.ask(self.node.finish)
         if wait:
             self._wait(finished)
 
@@ -290,7 +290,7 @@ class Runtime:
 
     def _interrupted(self, signal_name: str) -> None:
         """Fail what is outstanding: Python runs no handler while it is blocked inside a library."""
-        self.node.requests.fail(f"interrupted by {signal_name}", clock.monotonic())
+        self.node.fail(f"interrupted by {signal_name}", clock.monotonic())
 
     def _wait(self, future: concurrent.futures.Future[None], timeout_s: float | None = None) -> None:
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s

@@ -70,7 +70,7 @@ class AsynchronousProgram:
             slowest_s=job.slowest_s,
         )
         start = np.zeros(job.elements, "int64")
-        if self.node.machine.requests.needs_state:
+        if self.node.machine.needs_state:
             for name in job.names:
                 self._store.join(name, start)
             self._after_all([self._store.pull(name) for name in job.names], self._take_part)
@@ -78,7 +78,7 @@ class AsynchronousProgram:
             self._after_all([self._store.init(name, start) for name in job.names], self._begun)
 
     def _take_part(self):
-        self.node.process.call(self.node.machine.requests.late_start.without_state)
+        self.node.process.call(self.node.machine.begin_without_state)
         self._begun()
 
     def _begun(self):
@@ -201,7 +201,7 @@ class AsynchronousChaos(chaos.Chaos):
 
     def record_versions(self, node):
         """Record each version that a replica of this node confirms."""
-        joined = node.machine._life.joined
+        joined = node.machine.joined
         if joined is None:
             return
         replication = joined.asynchronous._serving.replication
@@ -218,7 +218,7 @@ class AsynchronousChaos(chaos.Chaos):
         shown: dict[Any, int] = self.heard
         left: dict[Any, int] = {}
         for rank, program in self.programs.items():
-            joined = program.node.machine._life.joined
+            joined = program.node.machine.joined
             if not program.node.alive or joined is None:
                 continue
             serving = joined.asynchronous._serving
@@ -285,7 +285,7 @@ class AsynchronousChaos(chaos.Chaos):
         lines = [f"seed {self.seed}: {self.nodes} nodes of {self.places}; {self.report.happened}"]
         for program in self.ended:
             node = program.node
-            joined = node.machine._life.joined
+            joined = node.machine.joined
             text = "" if joined is None else joined.asynchronous.waiting_text(1e18)
             lines.append(
                 f"  process {program.number}, rank {node.rank}: step {program.step} done={program.done} "

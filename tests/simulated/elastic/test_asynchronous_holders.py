@@ -71,7 +71,7 @@ class Job:
         store = self.stores[rank] = AsynchronousStore(node, self.cluster.timeline)
         store.join("w", np.zeros(NODES * 16, "int64"))
         self.ended([store.pull("w")])
-        node.process.call(node.machine.requests.late_start.without_state)
+        node.process.call(node.machine.begin_without_state)
         self.cluster.run_until(lambda: rank in self.stores[1].machine.owners.ranks, 10.0, "its blocks")
 
 
