@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from netstorm.kvstore.asynchronous.replication import versions_of
+from netstorm.kvstore.asynchronous.server import versions_of
 from netstorm.kvstore.operations import UNBOUNDED
 from netstorm.lab.simulation.asynchronous import AsynchronousStore
 from tests.simulated.elastic import chaos
@@ -204,14 +204,14 @@ class AsynchronousChaos(chaos.Chaos):
         joined = node.machine.joined
         if joined is None:
             return
-        replication = joined.asynchronous._serving.replication
-        confirm = replication._kept
+        serving = joined.asynchronous._serving
+        confirm = serving._kept
 
         def kept(served, block, version):
             self.heard[block.place] = max(version, self.heard.get(block.place, 0))
             confirm(served, block, version)
 
-        replication._kept = kept
+        serving._kept = kept
 
     def states_without(self, ranks):
         """Return whether each state that anybody has heard of is at a rank that is none of these."""
@@ -226,11 +226,11 @@ class AsynchronousChaos(chaos.Chaos):
             for served in serving._served.values():
                 for block in served.blocks.values():
                     if block.serving:
-                        alone = serving.replication.replica(block) is None
+                        alone = serving.replica(block) is None
                         version = block.version if alone else block.shown[0]
                         shown[block.place] = max(version, shown.get(block.place, 0))
                 if safe:
-                    for place, version in versions_of(served, serving.replication._copies).items():
+                    for place, version in versions_of(served, serving._copies).items():
                         left[place] = max(version, left.get(place, 0))
         return all(left.get(place, 0) >= version for place, version in shown.items())
 
@@ -295,9 +295,9 @@ class AsynchronousChaos(chaos.Chaos):
             if node.alive and joined is not None:
                 serving = joined.asynchronous._serving
                 lines.append(
-                    f"    view={joined.asynchronous._view} silent={joined.state.policy.silent} "
+                    f"    view={joined.asynchronous._routed.view} silent={joined.state.policy.silent} "
                     f"members={joined.state.policy.members} "
-                    f"waits for {serving.replication.handover.waits_for} clocks="
+                    f"waits for {serving.handover.waits_for} clocks="
                     f"{[one.ended_by_rank for one in serving._staleness.clocks.values()]}"
                 )
                 lines += [
