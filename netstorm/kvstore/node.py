@@ -1031,9 +1031,7 @@ class JoinedNode:
         """Return when `tick` has something to do."""
         if self.routes.has_news:
             return -math.inf
-        state, asynchronous = self.state, self.asynchronous
-        due = min(state.next_report(), state.next_tick(), asynchronous.next_tick())
-        return min(self.aggregation.next_tick(), due)
+        return min(self.aggregation.next_tick(), self.asynchronous.next_tick(), self.state.next_tick())
 
     def fail_all(self, error: NetStormError) -> None:
         """Fail every operation, now and later."""

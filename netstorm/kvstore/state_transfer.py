@@ -45,6 +45,7 @@ class StateTransfer:
 
     Attributes:
         needed: this node has joined a job that had begun, and does not have its state yet.
+        policy: state comes from its members, and goes to them.
         providing: what this rank offers.
     """
 
@@ -74,17 +75,12 @@ class StateTransfer:
         self.needed = needed
         self._later: Final = needed
         self._rank: Final = rank
-        self._policy = policy
+        self.policy = policy
         self._outbox: Final = outbox
         self._counters: Final = counters
         self.providing: Final = Providing(self._send, counters)
         self._fetching: Fetching | None = None
         self._done: Done | None = None
-
-    @property
-    def policy(self) -> Policy:
-        """The policy whose members state comes from and goes to."""
-        return self._policy
 
     def fetch(self, take: Callable[[StateSnapshot], None], done: Done, *, changing: bool) -> None:
         """Fetch the state from all ranks that have it. See `Fetching`.
@@ -113,9 +109,9 @@ class StateTransfer:
 
     def new_policy(self, policy: Policy) -> None:
         """Go on with the members of a new policy."""
-        if policy.version <= self._policy.version:
+        if policy.version <= self.policy.version:
             return
-        self._policy = policy
+        self.policy = policy
         members = set(policy.members)
         for rank in range(policy.size):
             if rank not in members:
@@ -136,7 +132,7 @@ class StateTransfer:
         Raises:
             ProtocolViolation: no correct node sends it.
         """
-        check_route(message, peer, self._rank, self._policy.size)
+        check_route(message, peer, self._rank, self.policy.size)
         further = forwarded_send(message, payload, payload_crc, _order(message))
         if further is not None:
             self._outbox.add(further)
@@ -152,10 +148,10 @@ class StateTransfer:
             case StateWanted(done=True):
                 self.providing.forget(origin)
             case StateWanted():
-                if origin not in self._policy.silent:
+                if origin not in self.policy.silent:
                     raise NotAuthorised(
                         f"rank {origin} wants the job's state, but it is no newcomer by policy "
-                        f"{self._policy.version}"
+                        f"{self.policy.version}"
                     )
                 self.providing.want(origin)
             case StateAsked():
@@ -169,18 +165,14 @@ class StateTransfer:
 
     def report_due(self, now: float) -> bool:
         """Return whether `report` has something to do; it has only on a rank that joined later."""
-        return now >= self.next_report()
-
-    def next_report(self) -> float:
-        """Return when to report next."""
-        return self._report_at if self._later else math.inf
+        return self._later and now >= self._report_at
 
     def report(self, received: dict[int, int], now: float) -> None:
         """Tell the other ranks up to which rounds all results are here: they keep no more."""
         self._report_at = now + _REPORT_EVERY_S
         if received != self._reported:
             self._reported = dict(received)
-            for rank in sorted(set(self._policy.members) - {self._rank}):
+            for rank in sorted(set(self.policy.members) - {self._rank}):
                 self._send(rank, StateReceived(path=(), hop=0, rounds=received), None)
 
     def tick(self, now: float) -> None:
@@ -189,8 +181,9 @@ class StateTransfer:
             self._fetching.tick(now)
 
     def next_tick(self) -> float:
-        """Return when `tick` has something to do."""
-        return math.inf if self._fetching is None else self._fetching.next_tick()
+        """Return when `tick` or `report` has something to do."""
+        due = self._report_at if self._later else math.inf
+        return due if self._fetching is None else min(due, self._fetching.next_tick())
 
     def fail_all(self, error: NetStormError) -> None:
         """End the fetch: the job has failed."""
@@ -200,7 +193,7 @@ class StateTransfer:
 
     def waiting_text(self) -> str:
         """Return what the program waits for, for a person; empty: for nothing."""
-        return "" if self._fetching is None else f"{self._fetching.waiting_text()}"
+        return "" if self._fetching is None else self._fetching.waiting_text()
 
     def _ask(self) -> None:
         if self._fetching is not None:
@@ -208,10 +201,10 @@ class StateTransfer:
 
     def _others(self) -> set[int]:
         """Return the other ranks that have the job's state."""
-        return set(self._policy.members) - set(self._policy.silent) - {self._rank}
+        return set(self.policy.members) - set(self.policy.silent) - {self._rank}
 
     def _send(self, target: int, message: StateMessage, payload: Buffer | None) -> None:
-        path = paths_from(self._policy, self._rank)[target]
+        path = paths_from(self.policy, self._rank)[target]
         if len(path) < 2:
             return  # it is in the job no more
         self._outbox.add(

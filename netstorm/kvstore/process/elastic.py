@@ -20,7 +20,7 @@ from netstorm.kvstore.asynchronous.blocks import chunks_of, extent
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.membership import StepsRequest
 from netstorm.kvstore.operations import Pushes, RoundTimes, StatesOperation
-from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.process.runtime import Runtime, future_end
 from netstorm.kvstore.state_transfer import StateSnapshot
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.messages import StepTimes
@@ -332,10 +332,10 @@ def collect_from_owners(
         WaitTimeout: no answer of an owner within NETSTORM_WAIT_TIMEOUT.
         NetStormError: the job has failed.
     """
-    found: list[dict[int, bytes]] = []
-    waits: list[concurrent.futures.Future[Exception | None]] = []
+    held: list[dict[int, bytes]] = []
+    ends: list[concurrent.futures.Future[None]] = []
     for key, pushes in keys:
-        future: concurrent.futures.Future[Exception | None] = concurrent.futures.Future()
+        end, done = future_end()
         operation = StatesOperation(
             key=key,
             number=pushes.pulls,
@@ -343,31 +343,14 @@ def collect_from_owners(
             destination={},
             with_values=True,
             whole=whole,
-            done=future.set_result,
+            done=done,
         )
         pushes.pulls += 1
-        found.append(operation.destination)
-        waits.append(future)
+        held.append(operation.destination)
+        ends.append(end)
         runtime.submit(operation)
-    _wait(runtime, waits)
-    return [_divided(key, blocks, whole=whole) for (key, _), blocks in zip(keys, found, strict=True)]
-
-
-def _wait(runtime: Runtime, futures: Sequence[concurrent.futures.Future[Exception | None]]) -> None:
-    limit_s = runtime.settings.wait_timeout_s
-    waited = 0.0
-    while concurrent.futures.wait(futures, _SLICE_S).not_done:
-        runtime.check()
-        waited += _SLICE_S
-        if waited > limit_s:
-            raise WaitTimeout(
-                f"no answer of an owner of parameters within {limit_s:g} s (NETSTORM_WAIT_TIMEOUT): what it "
-                "holds cannot be saved"
-            )
-    for future in futures:
-        error = future.result()
-        if error is not None:
-            raise error
+    runtime.wait_for_owners(ends, "what it holds cannot be saved")
+    return [_divided(key, blocks, whole=whole) for (key, _), blocks in zip(keys, held, strict=True)]
 
 
 def _divided(key: Key, blocks: Mapping[int, bytes], *, whole: bool) -> HeldKey:

@@ -17,13 +17,13 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import util
 from types import FrameType, TracebackType
 from typing import Final, NoReturn, Protocol, cast
 
 from netstorm import clock
-from netstorm.errors import Closed, NetStormError, UsageError
+from netstorm.errors import Closed, NetStormError, UsageError, WaitTimeout
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.operations import (
@@ -48,6 +48,7 @@ __all__ = [
     "before_finish",
     "describe_compression",
     "drain_io_thread",
+    "future_end",
     "leave_job",
     "runtime_of_this_process",
 ]
@@ -220,12 +221,32 @@ class Runtime:
             NetStormError: why it failed.
         """
         self.check()
-        future: concurrent.futures.Future[None] = concurrent.futures.Future()
-        operation.done = lambda error: (
-            future.set_result(None) if error is None else future.set_exception(error)
-        )
+        future, operation.done = future_end()
         self.submit(operation)
         self._wait(future, timeout_s)
+
+    def wait_for_owners(self, ends: Sequence[concurrent.futures.Future[None]], otherwise: str) -> None:
+        """Wait until owners of parameters have answered pushes and pulls.
+
+        Args:
+            ends: of these operations (`future_end`).
+            otherwise: what it means that an owner does not answer, for the error.
+
+        Raises:
+            WaitTimeout: no answer of an owner within NETSTORM_WAIT_TIMEOUT.
+            NetStormError: the job has failed.
+        """
+        limit_s, waited = self.settings.wait_timeout_s, 0.0
+        while concurrent.futures.wait(ends, _SLICE_S).not_done:
+            self.check()
+            waited += _SLICE_S
+            if waited > limit_s:
+                raise WaitTimeout(
+                    f"no answer of an owner of parameters within {limit_s:g} s (NETSTORM_WAIT_TIMEOUT): "
+                    f"{otherwise}"
+                )
+        for end in ends:
+            end.result()
 
     def report_replica(self, key: Key, round: int, value: Buffer) -> None:
         """Have a key's value after a round compared over all ranks; a difference ends the job.
@@ -298,6 +319,12 @@ class Runtime:
             if deadline is not None and clock.monotonic() > deadline:
                 raise UsageError(f"no result within {timeout_s:g} s")
         future.result()
+
+
+def future_end() -> tuple[concurrent.futures.Future[None], Done]:
+    """Return the future of an operation's end, and its `done`."""
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    return future, lambda error: future.set_result(None) if error is None else future.set_exception(error)
 
 
 def describe_compression(runtime: Runtime, text: str) -> None:
