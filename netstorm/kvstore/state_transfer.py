@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from netstorm.errors import NetStormError, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.operations import Done, Outbox
-from netstorm.kvstore.paths.routes import check_route, forwarded_send
+from netstorm.kvstore.paths.routes import RoutedOutbox
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer, checksum
 from netstorm.protocol.messages import (
@@ -24,8 +22,8 @@ from netstorm.protocol.messages import (
     StateReceived,
     StateWanted,
 )
-from netstorm.pslite.machine import URGENT, Order, Send
-from netstorm.topology.policy import Policy, paths_from
+from netstorm.pslite.machine import URGENT, Order
+from netstorm.topology.policy import Policy
 
 __all__ = ["PIECE_BYTES", "Fetching", "Providing", "StateSnapshot", "StateTransfer", "pieces_in"]
 
@@ -76,9 +74,9 @@ class StateTransfer:
         self._later: Final = needed
         self._rank: Final = rank
         self.policy = policy
-        self._outbox: Final = outbox
+        self._routed: Final = _StateOutbox(rank, policy, outbox)
         self._counters: Final = counters
-        self.providing: Final = Providing(self._send, counters)
+        self.providing: Final = Providing(self._routed, counters)
         self._fetching: Fetching | None = None
         self._done: Done | None = None
 
@@ -95,11 +93,9 @@ class StateTransfer:
         def complete(snapshot: StateSnapshot) -> None:
             self._fetching, self.needed, self._done = None, False, None
             take(snapshot)
-            self._outbox.complete(done, None)
+            self._routed.complete(done)
 
-        self._fetching = Fetching(
-            lambda rank, message: self._send(rank, message, None), complete, self._counters
-        )
+        self._fetching = Fetching(self._routed, complete, self._counters)
         if not changing:
             self._ask()
 
@@ -112,6 +108,7 @@ class StateTransfer:
         if policy.version <= self.policy.version:
             return
         self.policy = policy
+        self._routed.new_policy(policy)
         members = set(policy.members)
         for rank in range(policy.size):
             if rank not in members:
@@ -132,10 +129,7 @@ class StateTransfer:
         Raises:
             ProtocolViolation: no correct node sends it.
         """
-        check_route(message, peer, self._rank, self.policy.size)
-        further = forwarded_send(message, payload, payload_crc, _order(message))
-        if further is not None:
-            self._outbox.add(further)
+        if not self._routed.has_arrived(peer, message, payload, payload_crc):
             return
         origin = message.path[0]
         if self._fetching is not None:
@@ -173,7 +167,7 @@ class StateTransfer:
         if received != self._reported:
             self._reported = dict(received)
             for rank in sorted(set(self.policy.members) - {self._rank}):
-                self._send(rank, StateReceived(path=(), hop=0, rounds=received), None)
+                self._routed.send(rank, StateReceived(path=(), hop=0, rounds=received))
 
     def tick(self, now: float) -> None:
         """Fetch on."""
@@ -189,7 +183,7 @@ class StateTransfer:
         """End the fetch: the job has failed."""
         done, self._done, self._fetching = self._done, None, None
         if done is not None:
-            self._outbox.complete(done, error)
+            self._routed.complete(done, error)
 
     def waiting_text(self) -> str:
         """Return what the program waits for, for a person; empty: for nothing."""
@@ -203,22 +197,13 @@ class StateTransfer:
         """Return the other ranks that have the job's state."""
         return set(self.policy.members) - set(self.policy.silent) - {self._rank}
 
-    def _send(self, target: int, message: StateMessage, payload: Buffer | None) -> None:
-        path = paths_from(self.policy, self._rank)[target]
-        if len(path) < 2:
-            return  # it is in the job no more
-        self._outbox.add(
-            Send(
-                peer=Peer(path[1]),
-                message=msgspec.structs.replace(message, path=path, hop=1),
-                payload=payload,
-                order=_order(message),
-            )
-        )
 
+class _StateOutbox(RoutedOutbox[StateMessage]):
+    """Takes messages about the state."""
 
-def _order(message: StateMessage) -> Order:
-    return (_LAST, 0, message.piece) if isinstance(message, StatePiece) else URGENT
+    def order(self, message: StateMessage) -> Order:
+        """See the base class: pieces go last."""
+        return (_LAST, 0, message.piece) if isinstance(message, StatePiece) else URGENT
 
 
 # Offering this rank's state to newcomers, and sending the pieces that they ask for. Pure.
@@ -233,16 +218,11 @@ class Providing:
         last: the state at the end of this rank's program, offered to all who ask after that; None before.
     """
 
-    def __init__(self, send: Callable[[int, StateMessage, Buffer | None], None], counters: Counters) -> None:
-        """Begin without newcomers.
-
-        Args:
-            send: sends a message, and its payload, to a rank.
-            counters: of the process.
-        """
+    def __init__(self, routed: RoutedOutbox[StateMessage], counters: Counters) -> None:
+        """Begin without newcomers; `routed` takes messages."""
         self.requests: frozenset[int] = frozenset()
         self.last: StateSnapshot | None = None
-        self._send: Final = send
+        self._routed: Final = routed
         self._counters: Final = counters
         self._offered: Final[dict[int, StateSnapshot]] = {}
         """By newcomer."""
@@ -294,7 +274,7 @@ class Providing:
             rounds=dict(snapshot.rounds),
             barriers=snapshot.barriers,
         )
-        self._send(rank, offer, None)
+        self._routed.send(rank, offer)
 
     def asked(self, rank: int, message: StateAsked) -> None:
         """Send pieces.
@@ -314,7 +294,7 @@ class Providing:
             )
         for piece in range(message.first, end):
             self._counters.add("state_pieces_sent")
-            self._send(
+            self._routed.send(
                 rank, StatePiece(path=(), hop=0, step=message.step, piece=piece), snapshot.piece(piece)
             )
 
@@ -356,18 +336,18 @@ class Fetching:
 
     def __init__(
         self,
-        send: Callable[[int, StateMessage], None],
+        routed: RoutedOutbox[StateMessage],
         done: Callable[[StateSnapshot], None],
         counters: Counters,
     ) -> None:
         """Begin without an offer.
 
         Args:
-            send: sends a message to a rank.
+            routed: takes messages.
             done: takes the state once it is complete, and its checksum is right.
             counters: of the process.
         """
-        self._send: Final = send
+        self._routed: Final = routed
         self._done: Final = done
         self._counters: Final = counters
         self._asked: Final[set[int]] = set()
@@ -405,7 +385,7 @@ class Fetching:
         self._asked.clear()
         self._asked.update(ranks)
         for rank in sorted(ranks):
-            self._send(rank, StateWanted(path=(), hop=0))
+            self._routed.send(rank, StateWanted(path=(), hop=0))
         for provider in self._providers.values():
             self._missing.extend(sorted(provider.outstanding))
             provider.outstanding.clear()
@@ -514,7 +494,7 @@ class Fetching:
             while self._missing and len(provider.outstanding) < _OUTSTANDING:
                 piece = self._missing.popleft()
                 provider.outstanding.add(piece)
-                self._send(rank, StateAsked(path=(), hop=0, step=chosen.step, first=piece, count=1))
+                self._routed.send(rank, StateAsked(path=(), hop=0, step=chosen.step, first=piece, count=1))
 
     def _end_if_complete(self) -> None:
         chosen = self._chosen
@@ -525,7 +505,7 @@ class Fetching:
             self._choose(chosen)  # fetched once more; each piece was checked, so this hardly happens
             return
         for rank in self._asked:
-            self._send(rank, StateWanted(path=(), hop=0, done=True))
+            self._routed.send(rank, StateWanted(path=(), hop=0, done=True))
         self._done(
             StateSnapshot(
                 step=chosen.step,

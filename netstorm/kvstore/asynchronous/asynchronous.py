@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from netstorm.errors import NetStormError, NodeLost, ProtocolViolation
-from netstorm.kvstore.asynchronous.blocks import BlockStore, Owners, RoutedOutbox
+from netstorm.kvstore.asynchronous.blocks import AsynchronousOutbox, BlockStore, Owners
 from netstorm.kvstore.asynchronous.client import Requests
 from netstorm.kvstore.asynchronous.server import Serving
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import AsyncOperation, Outbox
-from netstorm.kvstore.paths.routes import check_route, forwarded
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import (
@@ -95,13 +94,13 @@ class Asynchronous:
         self._elastic: Final = elastic
         self._silent = policy.silent
         """Of the present view."""
-        self._routed: Final = RoutedOutbox(rank, policy, outbox, view=policy.version if elastic else 0)
+        self._routed: Final = AsynchronousOutbox(rank, policy, outbox, view=policy.version if elastic else 0)
         self._waiting_bytes: Final = waiting or WaitingBytes()
         self._early: list[tuple[int, Routed, Buffer | None, Charge]] = []
         """Messages of later views, with the ranks that they are from, and what they count."""
         self._clocks: Final[dict[int, int]] = {}
         """Newest clock that owners have heard of, by namespace."""
-        self._rank, self._counters, self._size = rank, counters, policy.size
+        self._rank, self._counters = rank, counters
         self._version = policy.version
         self._waiting: list[AsyncOperation] = []
         self._stores: Final[dict[Key, BlockStore]] = {}
@@ -128,7 +127,7 @@ class Asynchronous:
     def submit(self, operation: AsyncOperation, now: float) -> None:
         """Begin a push or a pull; its `done` is called in any case."""
         if self._failure is not None:
-            self._routed.complete(operation, self._failure)
+            self._routed.complete(operation.done, self._failure)
             return
         operation.begun_at = now
         if operation.key.identity < 0:
@@ -232,13 +231,9 @@ class Asynchronous:
         Raises:
             ProtocolViolation: no correct node sends it.
         """
-        check_route(message, peer, self._rank, self._size)
-        further = forwarded(message, payload, payload_crc, self._routed.offset(message))
-        if further is not None:
-            self._routed.forward(further)
-            return
-        self._receive(message.path[0], message, payload)
-        self._deliver_local()
+        if self._routed.has_arrived(peer, message, payload, payload_crc):
+            self._receive(message.path[0], message, payload)
+            self._deliver_local()
 
     def _receive(self, origin: int, message: Routed, payload: Buffer | None) -> None:
         """Handle a message of another rank, if it is of this view."""
@@ -274,7 +269,7 @@ class Asynchronous:
         self._routed.local.clear()
         self._serving.stop()
         for operation in operations:
-            self._routed.complete(operation, error)
+            self._routed.complete(operation.done, error)
 
     # ---------------------------------------------------------------------------------------- this rank's own
 
@@ -308,13 +303,13 @@ class Asynchronous:
                     clock=ended.clock,
                     pushed=pushed.get(owner, 0),
                 )
-                self._routed.send(owner, tick, None)
+                self._routed.send(owner, tick)
 
     def _send_clock(self, namespace: int, clock: int) -> None:
         """Announce to all owners that clocks have ended, and that all their pushes are confirmed."""
         clock += self._requests.clock_begin(namespace)
         for owner in self.owners.ranks:
-            self._routed.send(owner, Tick(path=(), hop=0, namespace=namespace, clock=clock, pushed=0), None)
+            self._routed.send(owner, Tick(path=(), hop=0, namespace=namespace, clock=clock, pushed=0))
 
     # ---------------------------------------------------------------------------------- messages of this view
 

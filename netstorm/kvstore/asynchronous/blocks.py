@@ -14,10 +14,10 @@ import numpy as np
 from netstorm.compression.sparse import Numbers, Rows, joined_rows
 from netstorm.errors import Disagreement, ProtocolViolation
 from netstorm.kvstore.forms import Array, Dense, Form, Key, Quantised, RowParts, RowSparse, Values
-from netstorm.kvstore.operations import AsyncOperation, Outbox
-from netstorm.kvstore.paths.routes import queue_order
+from netstorm.kvstore.operations import Outbox
+from netstorm.kvstore.paths.routes import RoutedOutbox, queue_order
 from netstorm.protocol.codecs import row_length
-from netstorm.protocol.frames import Buffer, Peer
+from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import (
     Applied,
     BlockCopy,
@@ -35,12 +35,13 @@ from netstorm.protocol.messages import (
     Value,
 )
 from netstorm.protocol.messages import AsynchronousMessage as Routed
-from netstorm.pslite.machine import Call, Charge, Send
-from netstorm.topology.policy import Policy, interleave, paths_from
+from netstorm.pslite.machine import Call, Charge, Order
+from netstorm.topology.policy import Policy, interleave
 
 __all__ = [
     "MOST_COUNTED",
     "Answer",
+    "AsynchronousOutbox",
     "Block",
     "BlockCopies",
     "BlockState",
@@ -50,7 +51,6 @@ __all__ = [
     "Gradient",
     "Owners",
     "Place",
-    "RoutedOutbox",
     "Served",
     "Staleness",
     "ToOwner",
@@ -1130,60 +1130,33 @@ class EarlyMessage:
     charge: Charge
 
 
-class RoutedOutbox:
-    """Takes what one rank sends in asynchronous training, and its calls to stores and programs.
+class AsynchronousOutbox(RoutedOutbox[Routed]):
+    """Takes what one rank sends in asynchronous training, and its calls to stores.
 
     Attributes:
         view: version of the policy with which the present owners came; 0: the job is not elastic.
         keys: those that have been granted, by number.
-        local: messages from this rank to itself, with their payloads.
     """
 
     def __init__(self, rank: int, policy: Policy, outbox: Outbox, *, view: int = 0) -> None:
         """Begin with the links of this policy; `outbox` takes instructions."""
+        super().__init__(rank, policy, outbox)
         self.view = view
         self.keys: Final[dict[int, Key]] = {}
-        self.local: list[tuple[Routed, Buffer | None]] = []
-        self._rank: Final = rank
-        self._outbox: Final = outbox
-        self._paths = paths_from(policy, rank)
 
-    def new_policy(self, policy: Policy) -> None:
-        """Send over the links of this policy from now on."""
-        self._paths = paths_from(policy, self._rank)
+    def order(self, message: Routed) -> Order:
+        """See the base class. Chunks are sent in the order in which the job's bytes are, as far as that is
+        known here.
+        """
+        offset = 0
+        if isinstance(message, (Push, Value)) and message.key in self.keys:
+            offset = self.keys[message.key].offset_of(message.chunk)
+        return queue_order(message, offset)
 
-    def send(self, target: int, message: Routed, payload: Buffer | None) -> None:
-        """Send a message, which has an empty path, to a rank, which may be this one."""
-        if target == self._rank:
-            self.local.append((message, payload))
-            return
-        path = self._paths[target]
-        if len(path) < 2:
-            return  # it is in the job no more
-        self._outbox.add(
-            Send(
-                peer=Peer(path[1]),
-                message=msgspec.structs.replace(message, path=path, hop=1, view=self.view),
-                payload=payload,
-                order=queue_order(message, self.offset(message)),
-            )
-        )
-
-    def forward(self, send: Send) -> None:
-        """Send a message of another rank on."""
-        self._outbox.add(send)
-
-    def offset(self, message: Routed) -> int:
-        """Return the offset of a message's chunk among the job's bytes; 0 if it is not known here."""
-        if not isinstance(message, (Push, Value)):
-            return 0
-        key = self.keys.get(message.key)
-        return 0 if key is None else key.offset_of(message.chunk)
+    def send(self, target: int, message: Routed, payload: Buffer | None = None) -> None:
+        """See the base class. The message is of the present view."""
+        super().send(target, msgspec.structs.replace(message, view=self.view), payload)
 
     def call(self, function: Callable[[], None]) -> None:
         """Have a store called, soon."""
         self._outbox.add(Call(function=function))
-
-    def complete(self, operation: AsyncOperation, error: Exception | None = None) -> None:
-        """Have the `done` of an operation called, soon."""
-        self._outbox.complete(operation.done, error)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from netstorm.errors import NotAuthorised, ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import (
+    AsynchronousOutbox,
     Owners,
-    RoutedOutbox,
     as_dense,
     check_counts,
     chunks_of,
@@ -52,7 +52,7 @@ class Requests:
         self,
         owners: Owners,
         counters: Counters,
-        routed: RoutedOutbox,
+        routed: AsynchronousOutbox,
         *,
         later: bool = False,
     ) -> None:
@@ -260,7 +260,7 @@ class Requests:
         if isinstance(pull, PullOperation) and pull.of_all:
             owners = dict.fromkeys(self._owners.ranks)
         for owner in owners:
-            self._routed.send(owner, message, None)
+            self._routed.send(owner, message)
 
     def _open(
         self, table: dict[tuple[int, int], _OpenRequest], operation: AsyncOperation, missing: set[int]
@@ -269,7 +269,7 @@ class Requests:
         if not missing:
             if table is self._pushes:
                 del self._unconfirmed[operation.key.identity][operation.number]
-            self._routed.complete(operation)
+            self._routed.complete(operation.done)
             return
         opened = table[operation.key.identity, operation.number] = _OpenRequest(operation, missing)
         self._send_open(opened)
@@ -380,7 +380,7 @@ class Requests:
                 self._counters.add("pulls")
             else:
                 del self._unconfirmed[operation.key.identity][operation.number]
-            self._routed.complete(operation)
+            self._routed.complete(operation.done)
 
     # ------------------------------------------------------------------------------------------- for people
 

@@ -21,6 +21,7 @@ from typing import Final, TypeAlias
 from netstorm.errors import NetStormError, NodeLost, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import (
     Answer,
+    AsynchronousOutbox,
     Block,
     BlockCopies,
     BlockState,
@@ -29,7 +30,6 @@ from netstorm.kvstore.asynchronous.blocks import (
     EarlyMessage,
     Owners,
     Place,
-    RoutedOutbox,
     Served,
     Staleness,
     ToOwner,
@@ -85,7 +85,7 @@ class Serving:
         rank: int,
         ranks: int,
         owners: Owners,
-        routed: RoutedOutbox,
+        routed: AsynchronousOutbox,
         counters: Counters,
         *,
         end_job: Callable[[NetStormError], None],
@@ -219,7 +219,7 @@ class Serving:
         others, clocks = self._eligible - {self._rank}, self._staleness.clocks
         keys, view = self._served.values(), self._routed.view
         for rank, message in announcements(keys, self._copies, clocks, self._owners, ranks=others, view=view):
-            self._routed.send(rank, message, None)
+            self._routed.send(rank, message)
 
     def pass_over_silent(self, now: float) -> None:
         """Wait no longer for ranks that should have said what they have, or sent it."""
@@ -559,7 +559,7 @@ class Serving:
         if version > max(here, kept.version if kept else 0):
             self._counters.add("blocks_handed_over")
             handover.ask(place)
-            self._routed.send(rank, about(CopyWanted, place, version, self._routed.view), None)
+            self._routed.send(rank, about(CopyWanted, place, version, self._routed.view))
         elif kept is not None and kept.version > here:
             self._check_state(served, block, kept)
         else:
@@ -657,7 +657,7 @@ class Serving:
         confirmed = [one for one in block.unconfirmed if one[0] <= version]
         block.unconfirmed[:] = [one for one in block.unconfirmed if one[0] > version]
         for _, rank, message in confirmed:
-            self._routed.send(rank, message, None)
+            self._routed.send(rank, message)
         self._release_others(block)
         self._advance(served, block)
 
@@ -665,14 +665,14 @@ class Serving:
         """Confirm a push that is in the state, once it is with the replica, too."""
         message = Applied(path=(), hop=0, key=push.key, block=block.number, number=push.number, behind=behind)
         if not self._lacks(block) or message.number < block.shown[1][rank]:
-            self._routed.send(rank, message, None)
+            self._routed.send(rank, message)
         else:
             block.unconfirmed.append((block.version, rank, message))
 
     def _release_others(self, block: Block) -> None:
         """Let those drop a block's state who have had it before: the replica has a newer one."""
         for rank in self.handover.take_holders(block.place) - {self.replica(block)}:
-            self._routed.send(rank, about(CopyReleased, block.place, block.shown[0], self._routed.view), None)
+            self._routed.send(rank, about(CopyReleased, block.place, block.shown[0], self._routed.view))
 
     # ------------------------------------------------------------------------------- messages about copies
 
@@ -750,7 +750,7 @@ class Serving:
         self._copies.keep(place, state)
         self._discard(served, message.block)
         self._counters.add("copies_kept")
-        self._routed.send(rank, about(CopyKept, place, message.version, self._routed.view), None)
+        self._routed.send(rank, about(CopyKept, place, message.version, self._routed.view))
 
     def _give(self, rank: int, served: Served, block: Block | None, place: tuple[int, int]) -> None:
         """Send a block's state to its new owner."""

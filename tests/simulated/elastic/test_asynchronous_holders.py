@@ -79,7 +79,7 @@ def claims_more(serving):
     """Says that it has newer states than anybody, and sends none."""
     send = serving._routed.send
 
-    def lie(target, message, payload):
+    def lie(target, message, payload=None):
         if isinstance(message, CopiesHeld):
             blocks = [HeldCopy(key=0, block=block, version=1000) for block in range(2 * NODES)]
             message = msgspec.structs.replace(message, copies=tuple(blocks))

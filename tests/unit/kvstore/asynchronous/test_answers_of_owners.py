@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NoRoom, NotAuthorised, ProtocolViolation
-from netstorm.kvstore.asynchronous.blocks import Gradient, Owners, RoutedOutbox, Staleness
+from netstorm.kvstore.asynchronous.blocks import AsynchronousOutbox, Gradient, Owners, Staleness
 from netstorm.kvstore.asynchronous.client import Requests
 from netstorm.kvstore.asynchronous.server import Serving
 from netstorm.kvstore.operations import Done, Outbox, PullOperation, PushOperation, StatesOperation
@@ -35,7 +35,7 @@ class Asking:
     def __init__(self) -> None:
         self._done: list[str] = []
         self.outbox: Final = Outbox()
-        self.requests: Final = Requests(OWNERS, Counters(), RoutedOutbox(1, STAR, self.outbox))
+        self.requests: Final = Requests(OWNERS, Counters(), AsynchronousOutbox(1, STAR, self.outbox))
         self.values: Final = np.zeros(10, np.float32)
         self.states: Final[dict[int, bytes]] = {}
         self.requests.begin(
@@ -114,7 +114,7 @@ def new_serving(rank=0, waiting=None):
         rank,
         3,
         OWNERS,
-        RoutedOutbox(rank, STAR, Outbox()),
+        AsynchronousOutbox(rank, STAR, Outbox()),
         Counters(),
         end_job=lambda _: None,
         on_progress=lambda: None,

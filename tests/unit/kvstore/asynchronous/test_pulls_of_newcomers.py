@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from netstorm.kvstore.asynchronous.blocks import Owners, RoutedOutbox
+from netstorm.kvstore.asynchronous.blocks import AsynchronousOutbox, Owners
 from netstorm.kvstore.asynchronous.client import Requests
 from netstorm.kvstore.operations import Outbox, PullOperation
 from netstorm.observe.log import Counters
@@ -24,7 +24,7 @@ SLOWEST = 7
     ("least", "demanded"), [(None, 0), (-1, SLOWEST - 1), (0, SLOWEST), (2, SLOWEST + 2)]
 )
 def test_a_bound_counts_from_where_the_rank_began(least, demanded):
-    routed = RoutedOutbox(0, STAR, Outbox())
+    routed = AsynchronousOutbox(0, STAR, Outbox())
     requests = Requests(Owners((1, 0, 0)), Counters(), routed, later=True)
 
     def pull(number, least):
