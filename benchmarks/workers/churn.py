@@ -63,7 +63,7 @@ class Worker:
 
     def run(self) -> None:
         """Take steps until one in which a rank asks for the end."""
-        if self._runtime.node.requests.needs_state:
+        if self._runtime.node.needs_state:
             self._fetch()
         say(event="begins", step=self._step)
         while not self._take_step():
@@ -75,7 +75,7 @@ class Worker:
 
     def _take_step(self) -> bool:
         self._obey()
-        if self._runtime.node.requests.live.has_newcomers:
+        if self._runtime.node.live.has_newcomers:
             self._offer(last=False)
         ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         operations = []
@@ -157,7 +157,7 @@ class Worker:
             else:
                 future.set_exception(error)
 
-        self._runtime.post(lambda node, now: node.requests.fetch_state(self._take, done, now))
+        self._runtime.post(lambda node, now: node.fetch_state(self._take, done, now))
         future.result(timeout=_LONGEST_S)
 
     def _take(self, snapshot: StateSnapshot) -> None:
@@ -175,9 +175,9 @@ class Worker:
             content=content,
             crc=checksum(content),
             rounds={key.identity: self._step for key in keys},
-            requests=None if last else self._runtime.node.requests.live.state_requests,
+            requests=None if last else self._runtime.node.live.state_requests,
         )
-        self._runtime.post(lambda node, now: node.requests.offer_state(snapshot, now))
+        self._runtime.post(lambda node, now: node.offer_state(snapshot, now))
 
 
 class WrongSum(Exception):

@@ -374,8 +374,10 @@ class SchedulerSession:
 
     def next_deadline(self) -> float:
         """Return when something is due."""
-        due = min(self._next_heartbeat, self._join_by, self._outage.next_deadline())
-        return min(due, self._next_address_at) if self._outage.active else due
+        due = min(self._next_heartbeat, self._join_by)
+        if self._outage.active:
+            due = min(due, self._outage.next_deadline(), self._next_address_at)
+        return due
 
     def _patience_s(self) -> float:
         """Return how long this node waits for the scheduler at the present address, if it knows others."""
@@ -409,29 +411,26 @@ class Registration:
 
     def __init__(self) -> None:
         self._keys: dict[tuple[int, str], Key] = {}
-        self._unsent: list[Key] = []
+        self.unsent: list[Key] = []
+        """Keys that the next request is for."""
         self._operations: dict[tuple[int, str], list[Operation]] = {}
 
     def add(self, key: Key) -> None:
         """Register a key with the next request."""
         self._keys[key.spec.namespace, key.name] = key
-        self._unsent.append(key)
-
-    def has_request(self) -> bool:
-        """Return whether there is a request to send."""
-        return bool(self._unsent)
+        self.unsent.append(key)
 
     def take_request(self) -> RegisterKeys:
         """Return one request for all keys that have gathered: 160 keys must not pay 160 round trips."""
-        request = RegisterKeys(keys=tuple(key.spec for key in self._unsent))
-        self._unsent = []
+        request = RegisterKeys(keys=tuple(key.spec for key in self.unsent))
+        self.unsent = []
         return request
 
     def unanswered(self) -> tuple[KeySpec, ...]:
         """Return all keys that have not been granted, to be requested once more; the next request is without
         them.
         """
-        self._unsent = []
+        self.unsent = []
         return tuple(key.spec for key in self._keys.values() if key.identity < 0)
 
     def enqueue(self, operation: Operation) -> None:
@@ -465,7 +464,7 @@ class Registration:
 
     def clear(self) -> None:
         """Forget requests and waiting operations: the job has failed."""
-        self._unsent = []
+        self.unsent = []
         self._operations = {}
 
 
@@ -557,7 +556,8 @@ class Roster:
         """Those that were here when this node joined. Nodes that have begun a job together have the same."""
         self.pads_with_zeros: Final = pads_with_zeros
         """Ranks that have finished contribute zeros to the keys that they know (NETSTORM_UNEVEN=join)."""
-        self._finished: dict[int, dict[int, int]] = {}
+        self.finished: Final[dict[int, dict[int, int]]] = {}
+        """By rank that will push no more: its last round of each key."""
         self._suspected: dict[int, tuple[float, str]] = {}
         self.running: Final[dict[int, float]] = {}
         """By rank that is not busy, as the scheduler says: when it said so."""
@@ -586,7 +586,7 @@ class Roster:
         )
         for rank in range(len(self.members)):
             if rank not in here:
-                self._finished.pop(rank, None)
+                self.finished.pop(rank, None)
                 self._suspected.pop(rank, None)
 
     def describe(self, rank: int) -> str:
@@ -609,25 +609,15 @@ class Roster:
             return refuse_other_key(f"rank {hello.sender} of this job", user, self.present())
         return Admit(Peer(hello.sender))
 
-    def record_finished(self, rank: int, last_rounds: dict[int, int]) -> None:
-        """Record that a rank will push nothing beyond `last_rounds` (by key)."""
-        self._finished[rank] = last_rounds
-
-    def finished(self) -> dict[int, dict[int, int]]:
-        """Return the last rounds of the ranks that have finished."""
-        return dict(self._finished)
-
     def unfinished(self) -> list[int]:
         """Return the other ranks that have not finished."""
-        return [member.rank for member in self.others() if member.rank not in self._finished]
+        return [member.rank for member in self.others() if member.rank not in self.finished]
 
     def uneven_error(self, operations: Iterable[Operation]) -> UnevenRounds | None:
         """Return the error if one of `operations` waits for a round that a finished rank never pushed."""
-        if not self._finished:
-            return None
         for operation in operations:
             members = operation.key.spec.members
-            for rank, last_rounds in self._finished.items():
+            for rank, last_rounds in self.finished.items():
                 if members and (rank not in members or rank in self._late):
                     continue
                 if operation.call is not None:
@@ -845,26 +835,22 @@ class NodeStatusTracker:
     Attributes:
         sample_driver: returns what only the driver knows, given the node's time; the driver sets it.
         compression: how gradients travel, for a person; the frontend sets it.
+        round_s: duration of the last round.
     """
 
     def __init__(self, counters: Counters) -> None:
         self.sample_driver: Callable[[float], DriverStatus] = lambda _: DriverStatus()
         self.compression = ""
+        self.round_s = 0.0
         self._counters: Final = counters
         self._open: dict[int, int] = {}
         """Operations under way, by round."""
         self._since: dict[int, float] = {}
         """When a round's first operation began."""
         self._last_round = -1
-        self._round_s = 0.0
         self._under_way = 0
         self._busy_since = 0.0
         self._waited_s = 0.0
-
-    @property
-    def round_s(self) -> float:
-        """Duration of the last round, in s."""
-        return self._round_s
 
     def operation_begun(self, round: int, now: float) -> None:
         """Count an operation of this round that the user has submitted."""
@@ -884,7 +870,7 @@ class NodeStatusTracker:
             del self._open[round]
             if round >= self._last_round:  # a key that is pushed rarely is rounds behind the others
                 self._last_round = round
-                self._round_s = now - self._since[round]
+                self.round_s = now - self._since[round]
                 self._drop_old_rounds()
 
     def report(self, now: float) -> NodeStatus:
@@ -892,7 +878,7 @@ class NodeStatusTracker:
         driver = self.sample_driver(now)
         return NodeStatus(
             rounds=int(self._counters.get("rounds")),
-            round_s=self._round_s,
+            round_s=self.round_s,
             waited_s=self._waited_s + (now - self._busy_since if self._under_way else 0.0),
             bytes_sent=driver.bytes_sent,
             clock_offset=driver.clock_offset,

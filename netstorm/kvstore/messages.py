@@ -18,9 +18,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
-import msgspec
 import numpy as np
 
 from netstorm.errors import Closed, NetStormError, ProtocolViolation, UnevenRounds, UsageError
@@ -32,7 +31,7 @@ from netstorm.kvstore.operations import (
     ReceiveOperation,
     SendOperation,
 )
-from netstorm.kvstore.paths.routes import check_route, forwarded_send
+from netstorm.kvstore.paths.routes import RoutedOutbox
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import (
@@ -47,8 +46,8 @@ from netstorm.protocol.messages import (
     SmallMessage,
     Taken,
 )
-from netstorm.pslite.machine import URGENT, Order, Send
-from netstorm.topology.policy import Policy, paths_from
+from netstorm.pslite.machine import URGENT, Order
+from netstorm.topology.policy import Policy
 
 __all__ = [
     "MOST_WAITING",
@@ -82,26 +81,13 @@ class PointToPoint:
         """
         self._rank: Final = rank
         self._size: Final = policy.size
-        self._outbox: Final = outbox
-        self._policy = policy
-        self._paths: tuple[tuple[int, ...], ...] | None = None
-        """By target; None: not computed yet."""
+        self._version = policy.version
+        self._routed: Final = _MessageOutbox(rank, policy, outbox)
         self._failure: NetStormError | None = None
         self._departed: Final[dict[int, NetStormError]] = {}
         """By rank that is in the job no more: what operations with it fail with."""
-        self._local: list[tuple[PointToPointMessage, Buffer | None]] = []
-        """Messages from this rank to itself."""
-        self._sending: Final = Sending(
-            rank, counters, send=self._send, complete=outbox.complete, sends_again=elastic
-        )
-        self._receiving: Final = Receiving(
-            rank,
-            policy.size,
-            counters,
-            send=self._send,
-            complete=outbox.complete,
-            answers_again=elastic,
-        )
+        self._sending: Final = Sending(rank, counters, self._routed, sends_again=elastic)
+        self._receiving: Final = Receiving(rank, policy.size, counters, self._routed, answers_again=elastic)
 
     # ------------------------------------------------------------------------------------ the user's requests
 
@@ -109,7 +95,7 @@ class PointToPoint:
         """Begin a send or a receive; its `done` is called in any case."""
         error = self._failure or self._problem(operation)
         if error is not None:
-            self._outbox.complete(operation.done, error)
+            self._routed.complete(operation.done, error)
             return
         operation.begun_at = now
         operation.what = operation.what[:MOST_TEXT] or "values"
@@ -134,9 +120,10 @@ class PointToPoint:
         """Send over the links of a newer policy from now on: some links of the old one may have failed. With
         another view, what is open is sent again.
         """
-        if policy.version <= self._policy.version:
+        if policy.version <= self._version:
             return
-        self._policy, self._paths = policy, None
+        self._version = policy.version
+        self._routed.new_policy(policy)
         if of_view and self._failure is None:
             self._sending.send_again()
             self._receiving.ask_again()
@@ -147,7 +134,7 @@ class PointToPoint:
         self._departed[rank] = error
         operations: list[PointToPointOperation] = [*self._sending.forget(rank), *self._receiving.forget(rank)]
         for operation in operations:
-            self._outbox.complete(operation.done, error)
+            self._routed.complete(operation.done, error)
 
     def arrived(self, rank: int) -> None:
         """Record that a rank is in the job again."""
@@ -166,20 +153,16 @@ class PointToPoint:
         Raises:
             ProtocolViolation: no correct node sends it.
         """
-        check_route(message, peer, self._rank, self._size)
-        further = forwarded_send(message, payload, payload_crc, _order(message))
-        if further is not None:
-            self._outbox.add(further)
-            return
-        self._handle(message.path[0], message, payload)
-        self._deliver_local()
+        if self._routed.has_arrived(peer, message, payload, payload_crc):
+            self._handle(message.path[0], message, payload)
+            self._deliver_local()
 
     def end(self) -> None:
         """End the operations that are still open now that all ranks have finished. The confirmation of what a
         receiver has accepted may have been lost with its process.
         """
         for send in self._sending.take_sent():
-            self._outbox.complete(send.done, None)
+            self._routed.complete(send.done)
         waits = self.waiting_text(math.inf)
         if waits:
             self.fail_all(Closed(f"the job is over, and rank {self._rank} still waited for {waits}"))
@@ -190,9 +173,9 @@ class PointToPoint:
         self._failure = error
         self._sending.clear()
         self._receiving.clear()
-        self._local.clear()
+        self._routed.local.clear()
         for operation in operations:
-            self._outbox.complete(operation.done, error)
+            self._routed.complete(operation.done, error)
 
     # ------------------------------------------------------------------------------------------------ helpers
 
@@ -239,30 +222,13 @@ class PointToPoint:
                 self._sending.send_again(origin)
             case CountRequest():
                 count = MessageCount(path=(), hop=0, count=self._sending.count(origin))
-                self._send(origin, count, None)
-
-    def _send(self, target: int, message: PointToPointMessage, payload: Buffer | None) -> None:
-        if target == self._rank:
-            self._local.append((message, payload))
-            return
-        if self._paths is None:
-            self._paths = paths_from(self._policy, self._rank)
-        path = self._paths[target]
-        if len(path) < 2:
-            return  # it is in the job no more
-        self._outbox.add(
-            Send(
-                peer=Peer(path[1]),
-                message=msgspec.structs.replace(message, path=path, hop=1),
-                payload=payload,
-                order=_order(message),
-            )
-        )
+                self._routed.send(origin, count)
 
     def _deliver_local(self) -> None:
         """Handle what this rank has sent to itself, until nothing is left."""
-        while self._local:
-            messages, self._local = self._local, []
+        routed = self._routed
+        while routed.local:
+            messages, routed.local = routed.local, []
             for message, payload in messages:
                 self._handle(self._rank, message, payload)
 
@@ -280,15 +246,15 @@ class PointToPoint:
         return min((operation.begun_at for operation in self.outstanding()), default=math.inf)
 
 
-def _order(message: PointToPointMessage) -> Order:
-    """Return a message's place in links' queues: only pieces wait for what has a higher priority."""
-    return (0, message.number, message.piece) if isinstance(message, Piece) else URGENT
+class _MessageOutbox(RoutedOutbox[PointToPointMessage]):
+    """Takes messages of both sides."""
+
+    def order(self, message: PointToPointMessage) -> Order:
+        """See the base class: only pieces wait for what has a higher priority."""
+        return (0, message.number, message.piece) if isinstance(message, Piece) else URGENT
 
 
 # The sending side: small messages at once, large ones as the receiver accepts them. Pure.
-
-SendMessage: TypeAlias = Callable[[int, PointToPointMessage, "Buffer | None"], None]
-"""Sends a message (with an empty path) and a payload to a rank, which may be this one."""
 
 _log = logging.getLogger(__name__)
 
@@ -327,9 +293,8 @@ class Sending:
         self,
         rank: int,
         counters: Counters,
+        routed: _MessageOutbox,
         *,
-        send: SendMessage,
-        complete: Callable[[Done, Exception | None], None],
         sends_again: bool = False,
     ) -> None:
         """Begin without sends.
@@ -337,15 +302,13 @@ class Sending:
         Args:
             rank: of this node.
             counters: of the process.
-            send: see `SendMessage`.
-            complete: calls an operation's `done`, soon.
+            routed: takes messages and completions.
             sends_again: what is open may be sent again: a rank that forwarded it may have left the job.
         """
         self._rank: Final = rank
         self._sends_again: Final = sends_again
         self._counters: Final = counters
-        self._send: Final = send
-        self._complete: Final = complete
+        self._routed: Final = routed
         self._receivers: Final[dict[int, _Receiver]] = {}
 
     def submit(self, operation: SendOperation) -> None:
@@ -364,7 +327,7 @@ class Sending:
                 f"{described}, which has not received {MOST_WAITING} earlier ones: wait for some of them "
                 "before you send more"
             )
-            self._complete(operation.done, error)
+            self._routed.complete(operation.done, error)
             return
         number, receiver.count = receiver.count, receiver.count + 1
         self._counters.add("sends")
@@ -385,8 +348,8 @@ class Sending:
                 announcement=small,
                 payload=payload if self._sends_again else None,
             )
-            self._send(operation.peer, small, payload)
-            self._complete(operation.done, None)
+            self._routed.send(operation.peer, small, payload)
+            self._routed.complete(operation.done)
         else:
             offer = Offer(
                 path=(),
@@ -398,7 +361,7 @@ class Sending:
                 nbytes=nbytes,
             )
             receiver.open[number] = _OpenMessage(described=described, offered=operation, announcement=offer)
-            self._send(operation.peer, offer, None)
+            self._routed.send(operation.peer, offer)
 
     def send_again(self, rank: int | None = None) -> None:
         """Announce all that is open for a rank again, or for every rank (None). What has come was not for
@@ -407,7 +370,7 @@ class Sending:
         for peer, receiver in self._receivers.items():
             if rank is None or peer == rank:
                 for one in list(receiver.open.values()):
-                    self._send(peer, one.announcement, one.payload)
+                    self._routed.send(peer, one.announcement, one.payload)
 
     def outstanding(self) -> Iterator[SendOperation]:
         """Yield the sends that are not complete."""
@@ -465,7 +428,7 @@ class Sending:
         for piece in range(found.sent, message.pieces):
             start, end = piece_extent(piece, operation.source.nbytes)
             data = Piece(path=(), hop=0, number=message.number, piece=piece)
-            self._send(rank, data, operation.source[start:end])
+            self._routed.send(rank, data, operation.source[start:end])
         found.sent = max(found.sent, message.pieces)
 
     def taken(self, rank: int, message: Taken) -> None:
@@ -485,7 +448,7 @@ class Sending:
             )
         self._close(rank, message.number, found)
         if operation is not None:
-            self._complete(operation.done, None)
+            self._routed.complete(operation.done)
 
     def rejected(self, rank: int, message: Rejected) -> None:
         """Fail a message that the receiver's program will not have.
@@ -504,9 +467,9 @@ class Sending:
             else never_received_error(found.described)
         )
         if found.offered is not None:
-            self._complete(found.offered.done, error)
+            self._routed.complete(found.offered.done, error)
         elif found.refused is not None:
-            self._complete(found.refused, error)
+            self._routed.complete(found.refused, error)
         else:
             _log.error("%s", error)
 
@@ -556,9 +519,8 @@ class Receiving:
         rank: int,
         size: int,
         counters: Counters,
+        routed: _MessageOutbox,
         *,
-        send: SendMessage,
-        complete: Callable[[Done, Exception | None], None],
         answers_again: bool = False,
     ) -> None:
         """Begin without receives.
@@ -567,16 +529,14 @@ class Receiving:
             rank: of this node, of `size`.
             size: number of ranks.
             counters: of the process.
-            send: see `SendMessage`.
-            complete: calls an operation's `done`, soon.
+            routed: takes messages and completions.
             answers_again: answers may be lost: a rank that forwarded them may have left the job.
         """
         self._rank: Final = rank
         self._answers_again: Final = answers_again
         self._size: Final = size
         self._counters: Final = counters
-        self._send: Final = send
-        self._complete: Final = complete
+        self._routed: Final = routed
         self._matching: Final = Matching()
         self._arrivals: Final = [Arrivals(sender) for sender in range(size)]
         self._transfers: Final[dict[tuple[int, int], _Transfer]] = {}
@@ -629,10 +589,10 @@ class Receiving:
         """Ask for what may be lost: a rank that forwarded messages may have left the job."""
         for sender, arrivals in enumerate(self._arrivals):
             if arrivals.has_begun:
-                self._send(sender, SendAgain(path=(), hop=0), None)
+                self._routed.send(sender, SendAgain(path=(), hop=0))
         for rank in self._asked:
             if not self._arrivals[rank].has_count:
-                self._send(rank, CountRequest(path=(), hop=0), None)
+                self._routed.send(rank, CountRequest(path=(), hop=0))
 
     def finished(self, rank: int) -> None:
         """Record that a rank sends nothing more. If it is this one, nothing more is received either."""
@@ -735,11 +695,11 @@ class Receiving:
         if transfer is not None:
             missing = next((one for one in range(transfer.accepted) if one not in transfer.arrived), -1)
             accept = Accept(path=(), hop=0, number=number, pieces=transfer.accepted, missing=missing)
-            self._send(sender, accept, None)
+            self._routed.send(sender, accept)
         elif rejected is not None:
-            self._send(sender, rejected, None)
+            self._routed.send(sender, rejected)
         elif self._arrivals[sender].was_delivered(number) and not self._is_waiting(sender, number):
-            self._send(sender, Taken(path=(), hop=0, number=number), None)
+            self._routed.send(sender, Taken(path=(), hop=0, number=number))
 
     def _match(self, receive: ReceiveOperation, arrived: Arrived) -> None:
         if arrived.nbytes != receive.destination.nbytes:
@@ -751,7 +711,9 @@ class Receiving:
                 nbytes=arrived.nbytes,
             )
             self._reject(arrived, receive.what, receive.destination.nbytes)
-            self._complete(receive.done, mismatch_error(sent, receive.what, receive.destination.nbytes))
+            self._routed.complete(
+                receive.done, mismatch_error(sent, receive.what, receive.destination.nbytes)
+            )
             return
         receive.source = arrived.sender
         self._arrivals[arrived.sender].matched(arrived)
@@ -772,12 +734,12 @@ class Receiving:
             self._end(sender, number, transfer.receive)
         elif transfer.accepted < pieces and transfer.accepted - arrived <= WINDOW_PIECES // 2:
             transfer.accepted = min(pieces, arrived + WINDOW_PIECES)
-            self._send(sender, Accept(path=(), hop=0, number=number, pieces=transfer.accepted), None)
+            self._routed.send(sender, Accept(path=(), hop=0, number=number, pieces=transfer.accepted))
 
     def _end(self, sender: int, number: int, receive: ReceiveOperation) -> None:
         self._counters.add("receives")
-        self._send(sender, Taken(path=(), hop=0, number=number), None)
-        self._complete(receive.done, None)
+        self._routed.send(sender, Taken(path=(), hop=0, number=number))
+        self._routed.complete(receive.done)
 
     def _reject(self, arrived: Arrived, expected: str, nbytes: int) -> None:
         self._arrivals[arrived.sender].matched(arrived)
@@ -785,7 +747,7 @@ class Receiving:
         self._rejected[arrived.sender, arrived.number] = rejected
         if len(self._rejected) > _MOST_REJECTED:
             del self._rejected[next(iter(self._rejected))]
-        self._send(arrived.sender, rejected, None)
+        self._routed.send(arrived.sender, rejected)
 
     def _is_waiting(self, sender: int, number: int) -> bool:
         return any(one.sender == sender and one.number == number for one in self._matching.waiting())
@@ -801,9 +763,9 @@ class Receiving:
         for rank in self._finished - self._asked:
             if any(receive.takes(rank) for receive in self._matching.posted()):
                 self._asked.add(rank)
-                self._send(rank, CountRequest(path=(), hop=0), None)
+                self._routed.send(rank, CountRequest(path=(), hop=0))
         for receive in self._matching.take_posted(lambda one: self._has_ended(self._origins(one))):
-            self._complete(receive.done, never_sent_error(self._rank, receive))
+            self._routed.complete(receive.done, never_sent_error(self._rank, receive))
 
     def _has_ended(self, ranks: Iterable[int]) -> bool:
         return all(rank in self._asked and self._arrivals[rank].has_ended for rank in ranks)

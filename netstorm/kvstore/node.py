@@ -1,8 +1,7 @@
 """The general node: trains, aggregates and forwards. A pure state machine (design, §3 and §5).
 
-Here is what its driver calls: messages and the time come in, instructions go out. What the user's program
-asks for is in `requests`, the scheduler's messages are in `scheduler_messages`, and the node's states and its
-end are in `lifecycle`.
+What happens to it are calls of its driver, and of its driver for the user's program; what is to be done are
+the instructions that it hands out. `JoinedNode` is what it works with once the scheduler has all nodes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ from netstorm.kvstore.operations import (
     SendOperation,
 )
 from netstorm.kvstore.options import NodeOptions
-from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
 from netstorm.kvstore.paths.routes import (
     Detours,
     KnownRoutes,
@@ -78,58 +76,107 @@ _log = logging.getLogger(__name__)
 
 _FROM_MEMBERS: Final = may_send(Role.MEMBER, Role.MEMBER)
 
+_CHECK_EVERY_S: Final = 10.0
+"""How often a waiting node logs what it waits for, and checks NETSTORM_WAIT_TIMEOUT."""
+
+_DECISION_S: Final = 4.0
+"""How much longer than the heartbeat time-out a node waits for the scheduler's decision on a rank that it
+cannot reach; and for the link time-out, after which it is known whether the scheduler is busy.
+"""
+
+_REPORT_EVERY_S: Final = 0.5
+"""Between two reports that no process listens where a node was: the first may have come too early."""
+
+
+class NodeState(enum.Enum):
+    """Where a node is in its life."""
+
+    JOINING = "joining"
+    """The scheduler does not have all nodes yet."""
+    RUNNING = "running"
+    FINISHING = "finishing"
+    """The user's program will push no more."""
+    OVER = "over"
+    """No rank needs it any longer."""
+
 
 class GeneralNode:
     """One rank. Implements `pslite.machine.Machine`, `Rerouter` and `Dispatcher`.
 
+    A failure, wherever it happened, ends all outstanding operations and every later one with the same error.
+
     Attributes:
-        requests: what the user's program asks for.
-        status: how the node is doing, for heartbeats and metrics.
         meter: measures links from the traffic; the owner of the endpoint attaches it. None: nothing is
         measured.
+        state: where the node is in its life.
+        failure: why nothing works any more; None while it does.
+        waiting: what messages that cannot be used yet count. See `Bounded`.
+        scheduler: the session with it.
+        roster: the members of the job; empty until the scheduler has all nodes.
+        joined: what a node that has joined works with; None before.
+        live: who is in the job now; may be read in any thread.
+        local_steps: reports what local steps take.
+        status: how the node is doing, for heartbeats and metrics.
     """
 
     def __init__(self, options: NodeOptions, *, now: float, counters: Counters | None = None) -> None:
+        """Ask the scheduler to join."""
         self.options: Final = options
         self.counters: Final = counters or Counters()
         self.meter: Final = None if options.meter is None else LinkMeter(options.meter, now=now)
-        self._life: Final = Lifecycle(options, self.counters, now)
-        self._deadlines: Final = Deadlines(self._life, now)
-        self._progress: Final = RoundProgress(self._life, self._deadlines)
-        self._scheduler_messages: Final = SchedulerMessages(self._life, self._progress)
-        self._recovering: Final = RecoveringSchedulers(self._life.scheduler, self._life.outbox)
-        self.requests: Final = NodeRequests(self._life, self._progress, self._deadlines)
-        self.status: Final[NodeStatusTracker] = self._progress.status
+        self.state = NodeState.JOINING
+        self.failure: NetStormError | None = None
+        self.waiting: Final = WaitingBytes()
+        self._outbox: Final = Outbox()
+        self.scheduler: Final = SchedulerSession(options, self._outbox, now)
+        self.roster = Roster(-1, ())
+        self.joined: JoinedNode | None = None
+        self.live: Final = LiveJob(self)
+        self.local_steps: Final = NodeLocalSteps(self._outbox)
+        self.status: Final = NodeStatusTracker(self.counters)
+        self._recovering: Final = RecoveringSchedulers(self.scheduler, self._outbox)
+        self._registration: Final = Registration()
+        self._barriers: Final = NodeBarriers(self._outbox)
+        self._detours: Final = Detours(self.counters, options.link_retry_s)
+        self._zeros: Final = ZeroContributions()
+        self._elastic: tuple[int, int] | None = None
+        """Fewest and most nodes, of a job that nodes may leave and join."""
+        self._view = 0
+        self._next_check = now + _CHECK_EVERY_S
+        self._finish_by = math.inf
+        """When the other ranks must have finished."""
+        self._waiting_to_join: Final[list[Done]] = []
+        self._waiting_to_finish: Final[list[Done]] = []
 
     @property
     def rank(self) -> int:
         """This node's rank; -1 until it has joined."""
-        return self._life.roster.rank
+        return self.roster.rank
 
     @property
     def members(self) -> tuple[m.Member, ...]:
         """All nodes of the job, by rank; empty until this one has joined."""
-        return self._life.roster.members
+        return self.roster.members
 
     @property
     def policy(self) -> Policy | None:
         """The newest policy that this node has received; None before it has joined."""
-        return None if self._life.joined is None else self._life.joined.policy
+        return None if self.joined is None else self.joined.bindings.newest
 
     @property
-    def state(self) -> NodeState:
-        """Where the node is in its life."""
-        return self._life.state
+    def has_ended(self) -> bool:
+        """Whether this node has failed, or has left the job in good order."""
+        return self.failure is not None or self.state is NodeState.OVER
 
-    @property
-    def waiting(self) -> WaitingBytes:
-        """What messages that cannot be used yet count. See `Bounded`."""
-        return self._life.waiting
+    def require_joined(self) -> JoinedNode:
+        """Return what a node that has joined works with.
 
-    @property
-    def failure(self) -> NetStormError | None:
-        """Why nothing works any more; None while it does."""
-        return self._life.failure
+        Raises:
+            ProtocolViolation: it has not joined yet.
+        """
+        if self.joined is None:
+            raise ProtocolViolation("this node has not joined the job yet")
+        return self.joined
 
     # ---------------------------------------------------------------------------------- messages come in
 
@@ -137,36 +184,37 @@ class GeneralNode:
         """Admit the members of this job, and no other process."""
         if hello.job != self.options.job:
             return Refuse(f"this is a node of job {self.options.job!r}, not of {hello.job!r}")
-        if self._life.has_ended:
+        if self.has_ended:
             return Refuse(f"rank {self.rank} has left the job")
         if self._recovering.asks(hello):
             return self._recovering.admit(hello, self.rank)
-        if self._life.state is NodeState.JOINING:
+        if self.state is NodeState.JOINING:
             return NotYet()
-        return self._life.roster.admit(hello, user)
+        return self.roster.admit(hello, user)
 
     def receive(
         self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
     ) -> None:
         """Handle a message of a peer."""
-        life = self._life
-        if life.failure is not None:
+        if self.failure is not None:
             return
         if peer <= UNKNOWN:
-            self._receive_from_recovering(peer, message, now)
+            check_authority(message, Role.RECOVERER, Role.MEMBER, "a scheduler that takes over")
+            assert isinstance(message, m.Recover)  # the one message of its authority
+            self._recovering.receive(peer, message, self.roster, self._elastic, now)
         elif peer != SCHEDULER:
-            joined = life.require_joined()
+            joined = self.require_joined()
             if type(message) not in _FROM_MEMBERS:
                 raise not_authorised(message, f"rank {peer}")
-            if life.roster.running:
-                life.roster.running.pop(int(peer), None)
+            if self.roster.running:
+                self.roster.running.pop(int(peer), None)
             joined.receive(peer, message, payload, payload_crc, now)
         else:
-            role = Role.APPLICANT if life.state is NodeState.JOINING else Role.MEMBER
+            role = Role.APPLICANT if self.state is NodeState.JOINING else Role.MEMBER
             check_authority(message, Role.SCHEDULER, role, "the scheduler")
-            life.scheduler.check_proof(message)
-            self._scheduler_messages.receive(message, now)
-        self._progress.record_completed_rounds(now)
+            self.scheduler.check_proof(message)
+            self._receive_from_scheduler(message, now)
+        self._record_completed_rounds(now)
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to the loss of a session that a peer opened: the peer opens a new one when it needs it."""
@@ -174,135 +222,575 @@ class GeneralNode:
 
     def link_lost(self, peer: Peer, reason: str, undelivered: Sequence[Send], now: float) -> None:
         """React to a session that cannot be re-established. See `Rerouter`."""
-        if self._life.has_ended:
+        if self.has_ended:
             return
         if peer != SCHEDULER:
-            self._life.require_joined().neighbours.link_lost(int(peer), reason, undelivered, now)
+            self.require_joined().link_lost(int(peer), reason, undelivered, now)
         else:
-            error = self._life.scheduler.connection_lost(reason, undelivered, now)
+            error = self.scheduler.connection_lost(reason, undelivered, now)
             if error is not None:
-                self._life.fail(error)
+                self._fail(error)
 
     def connection_gone(self, peer: Peer, reason: str, now: float, *, refused: bool) -> None:
         """Tell the scheduler that another node's process has probably ended, or find that the scheduler's
         has. See `ConnectionWatcher`.
         """
-        life = self._life
-        if not refused or life.has_ended or peer <= UNKNOWN:
+        if not refused or self.has_ended or peer <= UNKNOWN:
             return
         if peer == SCHEDULER:
-            error = life.scheduler.refused(reason, now)
+            error = self.scheduler.refused(reason, now)
             if error is not None:
-                life.fail(error)
-        elif life.joined is not None:
-            life.joined.neighbours.refused(int(peer), reason, now)
+                self._fail(error)
+        elif self.joined is not None:
+            self.joined.peer_refused(int(peer), reason, now)
 
     def may_be_busy(self, peer: Peer, now: float) -> bool:
         """See `ConnectionWatcher`."""
-        life = self._life
-        if life.joined is None or life.has_ended or peer <= UNKNOWN:
+        if self.joined is None or self.has_ended or peer <= UNKNOWN:
             return False
-        return peer == SCHEDULER or life.roster.may_be_busy(int(peer), now)
+        return peer == SCHEDULER or self.roster.may_be_busy(int(peer), now)
 
     def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
         """Learn that a node, or the scheduler, is busy. See `ConnectionWatcher`."""
-        life = self._life
-        if life.joined is None or life.has_ended or peer <= UNKNOWN:
+        if self.joined is None or self.has_ended or peer <= UNKNOWN:
             return
         if peer == SCHEDULER:
-            life.scheduler.busy(seconds)
-            life.roster.restart_suspicions(now)  # it decides about them, and cannot
+            self.scheduler.busy(seconds)
+            self.roster.restart_suspicions(now)  # it decides about them, and cannot
         else:
-            life.joined.neighbours.busy(int(peer), seconds)
+            self.joined.peer_busy(int(peer), seconds)
+
+    # ------------------------------------------------------------------------------- the scheduler's messages
+
+    def _receive_from_scheduler(self, message: m.Message, now: float) -> None:
+        """Handle a message that a scheduler may send. Raises `ProtocolViolation` if none does so now."""
+        match message:
+            case m.Joined():
+                self._start(message, now)
+            case m.Waiting():
+                self.scheduler.last_report = message.text
+                _log.warning("%s", message.text)
+            case m.KeysRegistered():
+                self.require_joined().keys_registered(message, self._registration)
+                self._check_for_uneven_rounds()
+            case m.TopologyAnswer():
+                self.require_joined().topology_answer(message)
+            case m.NewPolicy():
+                self.require_joined().new_policy(message.policy)
+            case m.Moved():
+                self.require_joined().aggregation.chunks_moved(message)
+            case m.BarrierReached():
+                self._barriers.reached(message.number)
+            case m.PeerFinished():
+                self.roster.finished[message.rank] = message.last_rounds
+                self.require_joined().peer_finished(message.rank)
+                self._check_for_uneven_rounds()
+            case m.AllFinished():
+                self._leave()
+            case m.PeerGone():
+                if message.rank != self.roster.rank or message.kind != "failed":
+                    self._fail(job_end_error(message))
+            case m.FailedLinks():
+                self.require_joined().failed_links(message)
+            case m.Resumed():
+                self.scheduler.resumed(now)
+                self.roster.restart_suspicions(now)
+                self.local_steps.report_again()
+            case _:
+                self._view_message(message, now)
+
+    def _view_message(self, message: m.Message, now: float) -> None:
+        """Handle a message about views, about local steps, or about a node that may be busy."""
+        match message:
+            case m.StepsGranted():
+                self.local_steps.granted(message)
+            case m.Probe():
+                pass
+            case m.Alive():
+                self.roster.running[message.rank] = now
+            case m.NewView():
+                self._begin_view(message)
+                self._check_for_uneven_rounds()
+            case m.ViewAgreed():
+                joined = self.require_joined()
+                if joined.aggregation.agree(message):
+                    joined.state.view_agreed()
+            case m.KeysAnnounced():
+                self.require_joined().add_granted_keys(message.keys, message.grants)
+            case _:
+                raise ProtocolViolation(
+                    f"a general node takes no {type(message).__name__} from the scheduler"
+                )
+
+    def _start(self, message: m.Joined, now: float) -> None:
+        """Begin to work: all nodes have joined.
+
+        Raises:
+            ProtocolViolation: the node has joined before.
+        """
+        if self.state is not NodeState.JOINING:
+            raise ProtocolViolation("joined twice")
+        self.state, self._elastic = NodeState.RUNNING, message.elastic
+        self.roster = Roster(
+            message.rank,
+            message.members,
+            pads_with_zeros=message.joins,
+            elastic=message.elastic is not None,
+        )
+        self._barriers.start(message.barriers)
+        self.scheduler.start(message, now)
+        self.joined = JoinedNode(
+            message,
+            self.options,
+            roster=self.roster,
+            detours=self._detours,
+            outbox=self._outbox,
+            counters=self.counters,
+            waiting=self.waiting,
+            end_job=self._end_job,
+        )
+        for member in message.members:
+            if not member.port:
+                absent = NodeLost(f"rank {member.rank} is not in the job: no node has come for it yet")
+                self.joined.point_to_point.departed(member.rank, absent)
+        self._outbox.add(Become(rank=self.roster.rank))
+        for member in self.roster.others():
+            self._outbox.add(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
+        self._outbox.complete_all(self._waiting_to_join, None)
+
+    def _begin_view(self, message: m.NewView) -> None:
+        """Go over to a new view: stop, and report which results are here.
+
+        Raises:
+            ProtocolViolation: the view is not newer than the last one.
+        """
+        joined, roster = self.require_joined(), self.roster
+        report = joined.aggregation.views.begin(message)
+        self._view = message.view
+        for departure in message.departures:
+            _log.warning("view %d without rank %d: %s", message.view, departure.rank, departure.reason)
+        for rank in message.arrivals:
+            _log.warning("view %d with rank %d, which has just come", message.view, rank)
+        former = {member.rank: member for member in roster.present() if member.rank != roster.rank}
+        roster.change(message.members)
+        for member in roster.others():
+            known = former.pop(member.rank, None)
+            if known is not None and known.incarnation != member.incarnation:
+                self._leave_behind(member.rank, message)
+                known = None
+            if known is None:
+                self._outbox.add(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
+        for rank in former:
+            self._leave_behind(rank, message)
+        for rank in message.arrivals:
+            joined.point_to_point.arrived(rank)
+            joined.state.providing.forget(rank)
+        joined.new_policy(message.policy, of_view=True)
+        self._outbox.send_to_scheduler(report)
+
+    def _leave_behind(self, rank: int, message: m.NewView) -> None:
+        joined = self.require_joined()
+        reasons = (one.reason for one in message.departures if one.rank == rank)
+        reason = next(reasons, f"it is not in view {message.view}")
+        self._outbox.add(Disconnect(peer=Peer(rank), at_once=True))
+        self._detours.forget(rank)
+        joined.departed(rank, NodeLost(f"rank {rank} is not in the job any more: {reason}"))
+
+    def _resume(self) -> m.Resume:
+        """Return what a scheduler that has been started again must know of this node."""
+        aggregation = self.require_joined().aggregation
+        aggregation.calls.report_again()
+        return m.Resume(
+            keys=self._registration.unanswered(),
+            begun=aggregation.topology_requests.recent(),
+            barriers=self._barriers.waiting_numbers(),
+            last_rounds=self._registration.last_rounds() if self.state is NodeState.FINISHING else None,
+            suspected=self._detours.failed_targets(),
+            moved=aggregation.takeover.all_announcements(),
+            view=self._view,
+            job=self._job_report() if self.scheduler.tries_another else None,
+            changing=aggregation.views.changing,
+        )
+
+    def _job_report(self) -> JobReport:
+        """Return what this node knows of its job: all that another scheduler needs to take it over without a
+        log.
+        """
+        joined, roster = self.require_joined(), self.roster
+        policy = joined.bindings.newest
+        keys = sorted(self._registration.granted_keys(), key=lambda key: key.identity)
+        rows = {} if roster.elastic else joined.bindings.rows()
+        older = {version for table in rows.values() for _, version in table} - {
+            joined.bindings.newest.version
+        }
+        plans = (joined.bindings.plan(version) for version in sorted(older))
+        return JobReport(
+            members=roster.members,
+            policy=policy,
+            specs=tuple(key.spec for key in keys),
+            grants=tuple(key.grant for key in keys),
+            granted=joined.bindings.granted(),
+            finished=dict(roster.finished),
+            barriers=self._barriers.entered,
+            rows=rows,
+            policies=tuple(plan.policy for plan in plans if plan is not None),
+            majority=self.scheduler.majority,
+            reproducible=joined.reproducible,
+        )
 
     # ----------------------------------------------------------------------------------------- time passes
 
     def tick(self, now: float) -> None:
         """Send what is due, and check deadlines."""
-        life = self._life
-        self._progress.contribute_zeros(now)
-        self._progress.flush()
-        if life.has_ended:
+        self._contribute_zeros(now)
+        self._flush()
+        if self.has_ended:
             return
-        if life.joined is not None:
-            life.joined.tick(now)
-            self._progress.record_completed_rounds(now)
-        error: NetStormError | None = life.scheduler.try_reconnect(self._scheduler_messages.resume, now)
+        if self.joined is not None:
+            self.joined.tick(now)
+            self._record_completed_rounds(now)
+        error: NetStormError | None = self.scheduler.try_reconnect(self._resume, now)
         if error is not None:
-            life.fail(error)
-        if life.joined is not None:
-            life.joined.neighbours.retry_failed_links(now)
+            self._fail(error)
+        if self.joined is not None:
+            self.joined.retry_failed_links(now)
         self._send_heartbeat(now)
-        error = self._deadlines.expired(now)
+        error = self._expired(now)
         if error is not None:
-            life.end_job(error)
+            self._end_job(error)
 
     def next_tick(self) -> float:
         """Return when something is due."""
-        life = self._life
-        if life.has_ended:
+        if self.has_ended:
             return math.inf
-        if self._progress.has_announcements() or self._progress.zeros_are_due():
+        if self._zeros_are_due():
             return 0.0
-        due = min(life.scheduler.next_deadline(), self._deadlines.next_deadline(), life.detours.next_trial())
-        if life.joined is not None:
-            due = min(due, life.joined.next_tick())
-        if self.meter is not None:
-            due = min(due, self.meter.due())
-        return due
+        due = min(self.scheduler.next_deadline(), self._next_check, self._detours.next_trial())
+        if self.joined is not None:
+            if self._registration.unsent or self.joined.has_announcements():
+                return 0.0
+            due = min(due, self.joined.next_tick())
+        return due if self.meter is None else min(due, self.meter.due())
 
-    def abort(self, error: Exception, now: float) -> None:
-        """Fail everything that is outstanding; announce nothing."""
-        if not isinstance(error, NetStormError):
-            error = errors.Closed(f"the I/O thread has died: {error!r}")
-        self._life.fail(error)
+    def _send_heartbeat(self, now: float) -> None:
+        """Send a heartbeat, the status and measurements, as far as they are due."""
+        if self.scheduler.heartbeat_due(now):
+            self._outbox.send_to_scheduler(m.Heartbeat(busy=self.waiting_text(now)))
+            if self.state is not NodeState.JOINING:
+                self._outbox.send_to_scheduler(self.status.report(now))
+        if self.meter is not None and now >= self.meter.due():
+            measured = self.meter.report(now)
+            if measured is not None:
+                self._outbox.send_to_scheduler(measured)
+
+    def _expired(self, now: float) -> NetStormError | None:
+        """Return the error if something has taken too long; log what this node waits for now and then."""
+        late = self.scheduler.join_error(now)
+        if late is not None:
+            return late
+        limit = self.scheduler.heartbeat_timeout_s + self.options.link_timeout_s + _DECISION_S
+        lost = self.roster.undecided_error(now, limit)
+        # In an elastic job the scheduler decides in the end, if only after restarts of its own. If all gave
+        # up at the same moment, the job's state would be lost.
+        if lost is not None and not self.scheduler.is_away and not self.roster.elastic:
+            return lost
+        if now < self._next_check:
+            return None
+        self._next_check = now + _CHECK_EVERY_S
+        return self._wait_error(now)
+
+    def waiting_text(self, now: float) -> str:
+        """Return what this node has been waiting for, for a person; empty if for nothing, or not for long."""
+        text = self.scheduler.waiting_text(now)
+        if text:
+            return text
+        if self.joined is not None:
+            text = self.joined.waiting_text(now - self.scheduler.heartbeat_interval_s)
+            if text:
+                return text
+        for barrier in self._barriers.waiting_numbers():
+            return f"barrier {barrier}: {self.scheduler.last_report}"
+        if self.state is NodeState.FINISHING:
+            return f"finished; ranks {self.roster.unfinished()} have not"
+        return ""
+
+    def _wait_error(self, now: float) -> WaitTimeout | None:
+        text = self.waiting_text(now)
+        if text:
+            _log.info("rank %d waits: %s", self.roster.rank, text)
+        limit = self.options.wait_timeout_s
+        oldest = min(self._barriers.oldest(), math.inf if self.joined is None else self.joined.oldest())
+        if now - oldest > limit or now > self._finish_by:
+            return WaitTimeout(
+                f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT): {text or self.scheduler.last_report}"
+            )
+        return None
+
+    def _record_completed_rounds(self, now: float) -> None:
+        """Count the rounds that have just become complete."""
+        joined = self.joined
+        if joined is not None and joined.aggregation.completed_rounds:
+            aggregation = joined.aggregation
+            for round in aggregation.completed_rounds:
+                self.status.operation_ended(round, now)
+            aggregation.completed_rounds.clear()
+            aggregation.topology_requests.round_s = self.status.round_s
+
+    def _check_for_uneven_rounds(self) -> None:
+        """End the job if an operation waits for a round that a finished rank never pushed."""
+        joined = self.joined
+        if joined is not None and self.roster.finished:
+            error = self.roster.uneven_error(joined.aggregation.outstanding())
+            if error is not None:
+                self._end_job(error)
+
+    def _flush(self) -> None:
+        """Send registrations and topology requests, one message for all that have gathered."""
+        if self.failure is None and self.joined is not None:
+            if self._registration.unsent:
+                self._outbox.send_to_scheduler(self._registration.take_request())
+            for announcement in self.joined.take_announcements():
+                self._outbox.send_to_scheduler(announcement)
+
+    def _zeros_are_due(self) -> bool:
+        """Return whether `_contribute_zeros` has something to do."""
+        return (
+            self.state is NodeState.FINISHING and self._zeros.has_pending() and bool(self.roster.unfinished())
+        )
+
+    def _contribute_zeros(self, now: float) -> None:
+        """Contribute zeros to the other ranks' rounds, if NETSTORM_UNEVEN=join: the program has ended."""
+        if self._zeros_are_due():
+            self._finish_by = now + self.options.wait_timeout_s  # the other ranks make progress
+            for operation in self._zeros.take():
+                self.require_joined().aggregation.submit(operation, now)
 
     # ------------------------------------------------------------------------------------ instructions go out
 
     def dispatch(self, links: Links, now: float) -> bool:
         """Send the chunks that wait here for the state of links. See `Dispatcher`."""
-        joined = self._life.joined
+        joined = self.joined
         return joined is not None and joined.aggregation.run_dispatch(links, now)
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
-        taken = self._life.outbox.take()
-        if not taken or not self._life.detours:
+        taken = self._outbox.take()
+        if not taken or not self._detours:
             return taken
-        return self._life.detours.route(self.rank, taken)
+        return self._detours.route(self.rank, taken)
 
-    def _receive_from_recovering(self, peer: Peer, message: m.Message, now: float) -> None:
-        """Handle a message of a scheduler that would take the job over."""
-        check_authority(message, Role.RECOVERER, Role.MEMBER, "a scheduler that takes over")
-        assert isinstance(message, m.Recover)  # the one message of its authority
-        roster = self._life.roster
-        self._recovering.receive(peer, message, roster, self._life.elastic, now)
+    # ----------------------------------------------------------------------- what the user's program asks for
 
-    def _send_heartbeat(self, now: float) -> None:
-        """Send a heartbeat, the status and measurements, as far as they are due."""
-        outbox = self._life.outbox
-        if self._life.scheduler.heartbeat_due(now):
-            outbox.send_to_scheduler(m.Heartbeat(busy=self._deadlines.waiting_text(now)))
-            if self._life.state is not NodeState.JOINING:
-                outbox.send_to_scheduler(self.status.report(now))
-        if self.meter is not None and now >= self.meter.due():
-            measured = self.meter.report(now)
-            if measured is not None:
-                outbox.send_to_scheduler(measured)
+    # Nothing here blocks; each `done` is called exactly once.
 
+    @property
+    def asynchronous(self) -> Asynchronous:
+        """The asynchronous side of a node that has joined: pushes to owners, and what this rank owns."""
+        return self.require_joined().asynchronous
 
-# The work of a node that has joined: sums over trees, pushes to owners, messages, its neighbours. Pure.
+    def when_joined(self, done: Done) -> None:
+        """Call `done` when all nodes have joined, or with the reason why that will not happen."""
+        self._call_or_keep(self._waiting_to_join, done, ready=self.state is not NodeState.JOINING)
+
+    def register(self, key: Key, now: float) -> None:
+        """Make a key known to the job. Operations on it may be submitted at once."""
+        self._registration.add(key)
+
+    def submit(self, operation: Operation | AsyncOperation | PointToPointOperation, now: float) -> None:
+        """Begin an operation as soon as it may begin. Its `done` is called in any case."""
+        if self.failure is not None:
+            self._outbox.complete(operation.done, self.failure)
+            return
+        if isinstance(operation, (SendOperation, ReceiveOperation)):
+            if self.state is not NodeState.RUNNING:
+                self._outbox.complete(operation.done, errors.Closed(f"{operation}: this rank has finished"))
+                return
+            self.require_joined().point_to_point.submit(operation, now)
+            return
+        if not isinstance(operation, Operation):
+            self.asynchronous.submit(operation, now)
+            return
+        self.status.operation_begun(operation.round, now)
+        if operation.key.identity < 0:
+            operation.begun_at = now
+            self._registration.enqueue(operation)
+        else:
+            self.require_joined().aggregation.submit(operation, now)
+            self._record_completed_rounds(now)
+            self._check_for_uneven_rounds()
+
+    def report_replica(self, key: Key, round: int, digest: int, now: float) -> None:
+        """Have this rank's value of a key after a round compared with those of the other ranks."""
+        if not self.has_ended and key.identity >= 0:
+            replica = m.ReplicaDigest(key=key.identity, round=round, digest=digest)
+            self._outbox.send_to_scheduler(replica)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the results of the job are to be the same in each run."""
+        joined = self.joined
+        return joined is not None and joined.reproducible
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether this node has joined a job that had begun, and its program does not have the state yet."""
+        joined = self.joined
+        return joined is not None and joined.state.needed
+
+    def fetch_state(self, take: Callable[[StateSnapshot], None], done: Done, now: float) -> None:
+        """Fetch the job's state from the other ranks, before one of their steps.
+
+        Args:
+            take: called with the state. Operations of rounds from `Snapshot.rounds` on may be submitted then.
+            done: called after that, or with the error that ended the job.
+            now: the time.
+        """
+        if self.failure is not None:
+            self._outbox.complete(done, self.failure)
+            return
+        joined = self.require_joined()
+
+        def begin(snapshot: StateSnapshot) -> None:
+            joined.aggregation.begin_at(snapshot.rounds)
+            self._barriers.start(snapshot.barriers)
+            take(snapshot)
+
+        joined.state.fetch(begin, done, changing=joined.aggregation.views.changing)
+
+    def offer_state(self, snapshot: StateSnapshot, now: float) -> None:
+        """Offer this rank's state to the newcomers whose requests it answers; the last one, also to all who
+        come later.
+        """
+        if not self.has_ended:
+            self.require_joined().state.providing.offer(snapshot)
+
+    def barrier(self, done: Done, now: float) -> None:
+        """Call `done` when every rank has entered as many barriers as this one."""
+        if self.failure is not None:
+            self._outbox.complete(done, self.failure)
+            return
+        self._barriers.enter(done, now)
+
+    def finish(self, done: Done, now: float) -> None:
+        """Push no more; call `done` when no rank needs this node. What is outstanding completes first."""
+        if self.failure is None and self.state is NodeState.RUNNING:
+            self.state = NodeState.FINISHING
+            self._finish_by = now + self.options.wait_timeout_s
+            self._flush()
+            self._outbox.send_to_scheduler(self.status.report(now))
+            self._outbox.send_to_scheduler(m.Finished(last_rounds=self._registration.last_rounds()))
+            self.require_joined().peer_finished(self.roster.rank)
+            messages = self.require_joined().point_to_point
+            self._when_over(lambda error: messages.end() if error is None else None)
+            if self.roster.pads_with_zeros:
+                self._zeros.begin(self._registration.granted_keys())
+        self._when_over(done)
+
+    def fail(self, reason: str, now: float) -> None:
+        """Announce that this rank's program has failed, and stop."""
+        error = errors.Closed(f"rank {self.roster.rank} has failed: {reason}")
+        self._fail(error, announce=reason)
+
+    def waiting_text_of(self, operation: Operation) -> str:
+        """Return what an operation waits for, for a person."""
+        joined = self.joined
+        if joined is None or operation.key.identity < 0:
+            return "the scheduler's answer"
+        return joined.aggregation.waiting_text_of(operation).removeprefix(f"{operation}: ")
+
+    def outstanding(self) -> int:
+        """Return how many operations are not complete."""
+        joined = self.joined
+        begun = 0 if joined is None else sum(1 for _ in joined.outstanding())
+        return len(self._registration.waiting_operations()) + begun
+
+    def _when_over(self, done: Done) -> None:
+        """Call `done` when no rank needs this node any longer, or with the error that ended the job."""
+        self._call_or_keep(self._waiting_to_finish, done, ready=self.state is NodeState.OVER)
+
+    def was_known(self, key: Key) -> bool:
+        """Return whether the others had a key before this node came. May be called in any thread."""
+        joined = self.joined
+        return joined is not None and (key.spec.namespace, key.name) in joined.known_keys
+
+    def begin_without_state(self, now: float) -> None:
+        """Take part from now on, if this node has joined later. In asynchronous training the values are with
+        their owners, so a newcomer's program needs no state.
+        """
+        joined = self.joined
+        if joined is not None and joined.state.needed:
+            joined.state.needed = False
+            joined.aggregation.views.caught_up = True
+
+    def begin_key(self, key: Key, round: int, now: float) -> None:
+        """Sum a key from this round on: the program needs no results of those before."""
+        joined = self.require_joined()
+        if key.identity < 0:
+            joined.first_rounds[key] = round
+        else:
+            joined.aggregation.begin_at({key.identity: round})
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def _leave(self) -> None:
+        """Leave the job in good order: all ranks have finished."""
+        self.state = NodeState.OVER
+        self._outbox.send_to_scheduler(m.Leave())
+        for member in self.roster.others():
+            failed = member.rank in self._detours
+            self._outbox.add(Disconnect(peer=Peer(member.rank), at_once=failed))
+        self._outbox.add(Disconnect(peer=SCHEDULER))
+        self._outbox.complete_all(self._waiting_to_finish, None)
+
+    def _fail(self, error: NetStormError, *, announce: str | None = None) -> None:
+        """Fail all operations, now and later. The first failure is the one that is kept.
+
+        Args:
+            error: what operations fail with.
+            announce: the reason to tell the other ranks; None: they know it already.
+        """
+        if self.has_ended:
+            return
+        self.failure = error
+        self._outbox.send_to_scheduler(m.Leave() if announce is None else m.Failed(reason=announce))
+        for member in self.roster.others():
+            self._outbox.add(Disconnect(peer=Peer(member.rank), at_once=True))
+        if self.joined is not None:
+            self.joined.fail_all(error)
+        for operation in self._registration.waiting_operations():
+            self._outbox.complete(operation.done, error)
+        self._registration.clear()
+        self._barriers.fail_all(error)
+        self.local_steps.fail_all(error)
+        self._outbox.complete_all(self._waiting_to_join, error)
+        self._outbox.complete_all(self._waiting_to_finish, error)
+        self._outbox.add(Disconnect(peer=SCHEDULER))
+
+    def abort(self, error: Exception, now: float) -> None:
+        """Fail everything that is outstanding; announce nothing."""
+        if not isinstance(error, NetStormError):
+            error = errors.Closed(f"the I/O thread has died: {error!r}")
+        self._fail(error)
+
+    def _end_job(self, error: NetStormError) -> None:
+        """Fail for a reason that was found here, and announce it to all ranks."""
+        self._fail(error, announce=f"{type(error).__name__}: {error}")
+
+    def _call_or_keep(self, waiting: list[Done], done: Done, *, ready: bool) -> None:
+        if ready or self.failure is not None:
+            self._outbox.complete(done, self.failure)
+        else:
+            waiting.append(done)
 
 
 class JoinedNode:
-    """The work of one node.
+    """The work of a node that has joined: sums over trees, pushes to owners, messages, paths around links.
 
     Attributes:
         aggregation: all-reduces.
         bindings: which policy each round runs under.
         asynchronous: pushes and pulls, which owners serve.
         point_to_point: sends and receives.
-        neighbours: auxiliary paths, and links that fail.
         routes: the paths that messages of others may come along.
         state: the state that newcomers need.
         first_rounds: of keys that have no number yet, if this rank takes part later.
@@ -313,25 +801,23 @@ class JoinedNode:
     def __init__(
         self,
         joined: m.Joined,
+        options: NodeOptions,
         *,
         roster: Roster,
         detours: Detours,
         outbox: Outbox,
         counters: Counters,
-        auxiliary: AuxiliaryOptions,
         waiting: WaitingBytes,
-        wait_timeout_s: float,
         end_job: Callable[[NetStormError], None],
     ) -> None:
         """Begin without operations.
 
         Args:
             joined: the scheduler's message that all nodes have joined.
+            options: of the node.
             roster, detours: the members of the job, and ways around failed links.
             outbox, counters: take instructions, and count.
-            auxiliary: rules for auxiliary paths.
             waiting: counts the messages that come early.
-            wait_timeout_s: NETSTORM_WAIT_TIMEOUT.
             end_job: fails the whole job.
         """
         self._counters: Final = counters
@@ -339,7 +825,16 @@ class JoinedNode:
         self.bindings.install(joined.policy)
         self.first_rounds: Final[dict[Key, int]] = {}
         self._waiting, elastic = waiting, roster.elastic
-        self.aggregation: Final = self._aggregation(joined, roster, outbox, auxiliary)
+        self.aggregation: Final = Aggregation(
+            roster.rank,
+            self.bindings,
+            outbox,
+            counters,
+            options.auxiliary,
+            elastic=elastic,
+            waiting=waiting,
+            reproducible=joined.reproducible,
+        )
         self.reproducible: Final = joined.reproducible
         self.asynchronous: Final = Asynchronous(
             roster.rank,
@@ -351,13 +846,15 @@ class JoinedNode:
             elastic=elastic,
             later=joined.later,
             waiting=waiting,
-            wait_timeout_s=wait_timeout_s,
+            wait_timeout_s=options.wait_timeout_s,
         )
         self.point_to_point: Final = PointToPoint(
             roster.rank, joined.policy, outbox=outbox, counters=counters, elastic=elastic
         )
         self.routes: Final = KnownRoutes(roster.rank, joined.policy, counters, waiting)
-        self.neighbours: Final = Neighbours(roster, self.aggregation, detours, outbox)
+        self._roster, self._detours, self._outbox = roster, detours, outbox
+        self._report_again: Final[dict[int, float]] = {}
+        """By rank whose process has probably ended: when to say so again."""
         self.state: Final = StateTransfer(
             roster.rank,
             joined.policy,
@@ -368,26 +865,7 @@ class JoinedNode:
         )
         self.aggregation.views.fresh = joined.later
         self.known_keys: Final = frozenset((spec.namespace, spec.name) for spec in joined.keys)
-        add_granted_keys(self.aggregation, joined.keys, joined.grants)
-
-    def _aggregation(
-        self, joined: m.Joined, roster: Roster, outbox: Outbox, auxiliary: AuxiliaryOptions
-    ) -> Aggregation:
-        return Aggregation(
-            roster.rank,
-            self.bindings,
-            outbox,
-            self._counters,
-            auxiliary,
-            elastic=roster.elastic,
-            waiting=self._waiting,
-            reproducible=joined.reproducible,
-        )
-
-    @property
-    def policy(self) -> Policy:
-        """The newest policy that this node has received."""
-        return self.bindings.newest
+        self.add_granted_keys(joined.keys, joined.grants)
 
     def receive(
         self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
@@ -411,9 +889,9 @@ class JoinedNode:
             case m.Part(is_aux=False):
                 self.aggregation.receive(peer, message, payload, payload_crc)
             case m.Delivered():
-                self.neighbours.delivered(peer, message, now)
+                self._delivered(peer, message, now)
             case m.LinkTrial():
-                self.neighbours.link_trial(peer, message)
+                self._link_trial(peer, message)
             case _ if isinstance(message, (m.Part, m.Routed)):
                 if self.routes.admits(peer, message, payload, payload_crc):
                     self._receive_along_path(peer, message, payload, payload_crc, now)
@@ -430,7 +908,7 @@ class JoinedNode:
     ) -> None:
         """Handle a message that carries its path."""
         if isinstance(message, m.Part):
-            self.neighbours.receive_auxiliary(peer, message, payload, payload_crc)
+            self._receive_auxiliary(peer, message, payload, payload_crc)
         elif isinstance(message, m.StateMessage):
             self.state.receive(peer, message, payload, payload_crc, now)
         elif isinstance(message, m.PointToPointMessage):
@@ -448,7 +926,7 @@ class JoinedNode:
                 self._counters.add("protocol_violations")
                 _log.warning("dropped a message that rank %d sent early: %s", peer, error)
 
-    # ----------------------------------------------------------------------------- the scheduler's messages
+    # ------------------------------------------------------------------------------- the scheduler's messages
 
     def keys_registered(self, message: m.KeysRegistered, registration: Registration) -> None:
         """Begin the operations that have waited for the numbers of keys.
@@ -466,6 +944,11 @@ class JoinedNode:
             self.asynchronous.key_granted(key)
             for operation in operations:
                 self.aggregation.submit(operation, operation.begun_at)
+
+    def add_granted_keys(self, specs: Iterable[m.KeySpec], grants: Iterable[m.KeyGrant]) -> None:
+        """Take part in the sums of keys that others have registered, and this rank's program has not yet."""
+        for spec, grant in zip(specs, grants, strict=True):
+            self.aggregation.add_key(Key.granted(spec, grant))
 
     def topology_answer(self, message: m.TopologyAnswer) -> None:
         """Begin the rounds whose policy is known now."""
@@ -521,6 +1004,7 @@ class JoinedNode:
             aggregation.topology_requests.has_pending()
             or bool(aggregation.takeover.announcements)
             or aggregation.views.caught_up
+            or aggregation.calls.has_reports()
         )
 
     def take_announcements(self) -> Iterator[m.Message]:
@@ -531,6 +1015,7 @@ class JoinedNode:
         yield from self.aggregation.takeover.take_announcements()
         if self.aggregation.views.take_caught_up():
             yield m.CaughtUp()
+        yield from self.aggregation.calls.take_reports()
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -546,9 +1031,7 @@ class JoinedNode:
         """Return when `tick` has something to do."""
         if self.routes.has_news:
             return -math.inf
-        state, asynchronous = self.state, self.asynchronous
-        due = min(state.next_report(), state.next_tick(), asynchronous.next_tick())
-        return min(self.aggregation.next_tick(), due)
+        return min(self.aggregation.next_tick(), self.asynchronous.next_tick(), self.state.next_tick())
 
     def fail_all(self, error: NetStormError) -> None:
         """Fail every operation, now and later."""
@@ -557,257 +1040,12 @@ class JoinedNode:
         self.point_to_point.fail_all(error)
         self.state.fail_all(error)
 
+    # ------------------------------------------------------------------------------------- paths and links
 
-def add_granted_keys(
-    aggregation: Aggregation, specs: Iterable[m.KeySpec], grants: Iterable[m.KeyGrant]
-) -> None:
-    """Take part in the sums of keys that others have registered, and this rank's program has not yet."""
-    for spec, grant in zip(specs, grants, strict=True):
-        aggregation.add_key(Key.granted(spec, grant))
+    # A relay forwards parts on auxiliary paths, and around failed links, without looking into them. At the
+    # end of the path a part counts as sent by the first node of the path.
 
-
-# The life of a general node: joining, running, finishing, over; and how a failure ends it. Pure.
-#
-# A node is `joining` until the scheduler has all nodes, `running`, `finishing` once the user's program will
-# push no more, and `over` when no rank needs it any longer. A failure, wherever it happened, ends all
-# outstanding operations and every later one with the same error.
-
-
-class NodeState(enum.Enum):
-    """Where a node is in its life."""
-
-    JOINING = "joining"
-    RUNNING = "running"
-    FINISHING = "finishing"
-    OVER = "over"
-
-
-class Lifecycle:
-    """The state of one node, and the parts that begin and end with it.
-
-    Attributes:
-        state: where the node is in its life.
-        failure: why nothing works any more; None while it does.
-        roster: the members of the job; empty until the scheduler has all nodes.
-        joined: what a node that has joined works with; None before.
-        waiting: counts the messages of others that cannot be used yet.
-        elastic: fewest and most nodes, of a job that nodes may leave and join.
-        registration, barriers, local_steps, detours, scheduler: what this node has asked for, and its peers.
-        outbox: what its driver is to do.
-    """
-
-    def __init__(self, options: NodeOptions, counters: Counters, now: float) -> None:
-        """Ask the scheduler to join."""
-        self.options: Final = options
-        self.counters: Final = counters
-        self.state = NodeState.JOINING
-        self.failure: NetStormError | None = None
-        self.roster = Roster(-1, ())
-        self.joined: JoinedNode | None = None
-        self.elastic: tuple[int, int] | None = None
-        self.waiting: Final = WaitingBytes()
-        self.outbox: Final = Outbox()
-        self.registration: Final = Registration()
-        self.barriers: Final = NodeBarriers(self.outbox)
-        self.local_steps: Final = NodeLocalSteps(self.outbox)
-        self.detours: Final = Detours(counters, options.link_retry_s)
-        self.scheduler: Final = SchedulerSession(options, self.outbox, now)
-        self._waiting_to_join: Final[list[Done]] = []
-        self._waiting_to_finish: Final[list[Done]] = []
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether this node has failed, or has left the job in good order."""
-        return self.failure is not None or self.state is NodeState.OVER
-
-    def require_joined(self) -> JoinedNode:
-        """Return what a node that has joined works with.
-
-        Raises:
-            ProtocolViolation: it has not joined yet.
-        """
-        if self.joined is None:
-            raise ProtocolViolation("this node has not joined the job yet")
-        return self.joined
-
-    def when_joined(self, done: Done) -> None:
-        """Call `done` when all nodes have joined, or with the reason why that will not happen."""
-        self._call_or_keep(self._waiting_to_join, done, ready=self.state is not NodeState.JOINING)
-
-    def when_over(self, done: Done) -> None:
-        """Call `done` when no rank needs this node any longer, or with the error that ended the job."""
-        self._call_or_keep(self._waiting_to_finish, done, ready=self.state is NodeState.OVER)
-
-    def start(self, message: m.Joined, now: float) -> None:
-        """Begin to work: all nodes have joined.
-
-        Raises:
-            ProtocolViolation: the node has joined before.
-        """
-        if self.state is not NodeState.JOINING:
-            raise ProtocolViolation("joined twice")
-        self.state, self.elastic = NodeState.RUNNING, message.elastic
-        self.roster = Roster(
-            message.rank,
-            message.members,
-            pads_with_zeros=message.joins,
-            elastic=message.elastic is not None,
-        )
-        self.barriers.start(message.barriers)
-        self.scheduler.start(message, now)
-        self.joined = JoinedNode(
-            message,
-            roster=self.roster,
-            detours=self.detours,
-            outbox=self.outbox,
-            counters=self.counters,
-            auxiliary=self.options.auxiliary,
-            waiting=self.waiting,
-            wait_timeout_s=self.options.wait_timeout_s,
-            end_job=self.end_job,
-        )
-        for member in message.members:
-            if not member.port:
-                absent = NodeLost(f"rank {member.rank} is not in the job: no node has come for it yet")
-                self.joined.point_to_point.departed(member.rank, absent)
-        self.outbox.add(Become(rank=self.roster.rank))
-        for member in self.roster.others():
-            self.outbox.add(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
-        self.outbox.complete_all(self._waiting_to_join, None)
-
-    def leave(self) -> None:
-        """Leave the job in good order: all ranks have finished."""
-        self.state = NodeState.OVER
-        self.outbox.send_to_scheduler(m.Leave())
-        for member in self.roster.others():
-            failed = member.rank in self.detours
-            self.outbox.add(Disconnect(peer=Peer(member.rank), at_once=failed))
-        self.outbox.add(Disconnect(peer=SCHEDULER))
-        self.outbox.complete_all(self._waiting_to_finish, None)
-
-    def fail(self, error: NetStormError, *, announce: str | None = None) -> None:
-        """Fail all operations, now and later. The first failure is the one that is kept.
-
-        Args:
-            error: what operations fail with.
-            announce: the reason to tell the other ranks; None: they know it already.
-        """
-        if self.has_ended:
-            return
-        self.failure = error
-        self.outbox.send_to_scheduler(m.Leave() if announce is None else m.Failed(reason=announce))
-        for member in self.roster.others():
-            self.outbox.add(Disconnect(peer=Peer(member.rank), at_once=True))
-        if self.joined is not None:
-            self.joined.fail_all(error)
-        for operation in self.registration.waiting_operations():
-            self.outbox.complete(operation.done, error)
-        self.registration.clear()
-        self.barriers.fail_all(error)
-        self.local_steps.fail_all(error)
-        self.outbox.complete_all(self._waiting_to_join, error)
-        self.outbox.complete_all(self._waiting_to_finish, error)
-        self.outbox.add(Disconnect(peer=SCHEDULER))
-
-    def end_job(self, error: NetStormError) -> None:
-        """Fail for a reason that was found here, and announce it to all ranks."""
-        self.fail(error, announce=f"{type(error).__name__}: {error}")
-
-    def _call_or_keep(self, waiting: list[Done], done: Done, *, ready: bool) -> None:
-        if ready or self.failure is not None:
-            self.outbox.complete(done, self.failure)
-        else:
-            waiting.append(done)
-
-
-# Who is in a job now, if nodes may leave and join it, and which scheduler it follows. Pure.
-#
-# A program reads this between two steps, in its own thread. Each property reads one attribute that the I/O
-# thread replaces as a whole, so it needs no lock.
-
-
-class LiveJob:
-    """The present members of one node's job, as this node has last heard."""
-
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self._life: Final = lifecycle
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether nodes may leave the job and join it."""
-        return self._life.roster.elastic
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that are in the job, with those that do not have its state yet."""
-        joined = self._life.joined
-        members = () if joined is None else joined.state.policy.members
-        return members or tuple(member.rank for member in self._life.roster.present())
-
-    @property
-    def first_members(self) -> tuple[Member, ...]:
-        """The nodes that were in the job when this one joined; the same at all that have begun it."""
-        return self._life.roster.first_members
-
-    @property
-    def contributors(self) -> tuple[int, ...]:
-        """The ranks whose values are in the sums of rounds that begin now."""
-        joined = self._life.joined
-        silent = () if joined is None else joined.state.policy.silent
-        return tuple(rank for rank in self.ranks if rank not in silent)
-
-    @property
-    def training(self) -> tuple[int, ...]:
-        """Those of them whose programs have not ended."""
-        finished = self._life.roster.finished()
-        return tuple(rank for rank in self.contributors if rank not in finished)
-
-    @property
-    def scheduler(self) -> tuple[str, int] | None:
-        """Host and port of the scheduler that this node follows; None: it has not joined yet."""
-        return self._life.scheduler.followed
-
-    @property
-    def has_newcomers(self) -> bool:
-        """Whether a rank waits for an offer of this rank's state."""
-        return bool(self.state_requests)
-
-    @property
-    def state_requests(self) -> frozenset[int]:
-        """Numbers of the requests for this rank's state that were not answered yet. A state that is made now
-        answers them, and none that come later (`Snapshot.requests`).
-        """
-        joined = self._life.joined
-        return frozenset() if joined is None else joined.state.providing.requests
-
-    def waiting_text(self) -> str:
-        """Return what a fetch of the state waits for, for a person; on the I/O thread."""
-        joined = self._life.joined
-        return "" if joined is None else joined.state.waiting_text()
-
-
-# What nodes exchange besides parts of trees: parts on auxiliary paths, and links that fail and recover.
-# Pure.
-#
-# A relay forwards parts on auxiliary paths, and around failed links, without looking into them. At the end of
-# the path a part counts as sent by the first node of the path.
-
-_REPORT_EVERY_S: Final = 0.5
-"""Between two reports that no process listens where a node was: the first may have come too early."""
-
-
-class Neighbours:
-    """The traffic of one node with its neighbours, beside that of the trees."""
-
-    def __init__(self, roster: Roster, aggregation: Aggregation, detours: Detours, outbox: Outbox) -> None:
-        self._roster: Final = roster
-        self._aggregation: Final = aggregation
-        self._detours: Final = detours
-        self._outbox: Final = outbox
-        self._report_again: Final[dict[int, float]] = {}
-        """By rank whose process has probably ended: when to say so again."""
-
-    def receive_auxiliary(
+    def _receive_auxiliary(
         self, peer: Peer, part: m.Part, payload: Buffer | None, payload_crc: int | None
     ) -> None:
         """Handle a part on an auxiliary path: forward it, or receive it as if its first node had sent it.
@@ -817,10 +1055,10 @@ class Neighbours:
             NoRoom: it would have to wait, and too much waits already.
         """
         check_path(part, peer, self._roster.rank, len(self._roster.members))
-        if not self._aggregation.incoming.relay(part, payload, payload_crc):
+        if not self.aggregation.incoming.relay(part, payload, payload_crc):
             confirmation = None if part.around else delivery_confirmation(part)
             try:
-                self._aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
+                self.aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
             except NoRoom:
                 confirmation = None  # it has not arrived, so path[0] is not to send more
                 raise
@@ -828,7 +1066,7 @@ class Neighbours:
                 if confirmation is not None:
                     self._outbox.add(confirmation)
 
-    def delivered(self, peer: Peer, message: m.Delivered, now: float) -> None:
+    def _delivered(self, peer: Peer, message: m.Delivered, now: float) -> None:
         """Handle the confirmation that a part has arrived at the end of its auxiliary path.
 
         Raises:
@@ -840,16 +1078,16 @@ class Neighbours:
             self._outbox.add(further)
         else:
             part = (message.key, message.round, message.chunk, int(message.phase), message.version)
-            self._aggregation.dispatch.record_arrival(message.path, part, now)
+            self.aggregation.dispatch.record_arrival(message.path, part, now)
 
-    def refused(self, target: int, reason: str, now: float) -> None:
+    def peer_refused(self, target: int, reason: str, now: float) -> None:
         """Report that no process listens where a node was."""
         member = self._roster.members[target]
         if member.port and now >= self._report_again.get(target, 0.0):
             self._report_again[target] = now + _REPORT_EVERY_S
             self._outbox.send_to_scheduler(m.Suspect(rank=target, reason=reason, refused=True))
 
-    def busy(self, target: int, seconds: float) -> None:
+    def peer_busy(self, target: int, seconds: float) -> None:
         """Report that a node does not answer, but the kernel of its machine acknowledges. The scheduler says
         if it hears of that node: then it is not busy, but the connection with it is broken.
         """
@@ -865,12 +1103,13 @@ class Neighbours:
             _log.info("%s cannot be reached from here: %s", self._roster.describe(target), reason)
             self._roster.suspect(target, reason, now)
             self._outbox.send_to_scheduler(m.Suspect(rank=target, reason=reason))
-        parts = parts_to_resend(undelivered, self._roster.rank, self._aggregation.incoming.is_obsolete)
+        parts = parts_to_resend(undelivered, self._roster.rank, self.aggregation.incoming.is_obsolete)
         self._outbox.add_all(parts)
         self._outbox.add_all(messages_to_resend(undelivered))
 
     def failed_links(self, message: m.FailedLinks) -> None:
         """Record which links have failed, and send what waits for them over the scheduler's detours."""
+        self.routes.failed_links(message)
         for target, path in self._detours.record_decision(self._roster.rank, message):
             if self._roster.clear_suspicion(target):
                 _log.warning(
@@ -879,7 +1118,7 @@ class Neighbours:
                     ", ".join(map(str, path[1:-1])),
                 )
             self._outbox.add_all(self._detours.release(target))
-        self._aggregation.dispatch.avoid(self._detours.avoided)
+        self.aggregation.dispatch.avoid(self._detours.avoided)
 
     def retry_failed_links(self, now: float) -> None:
         """Try the failed links whose next trial is due."""
@@ -890,7 +1129,7 @@ class Neighbours:
                 Send(peer=Peer(target), message=m.LinkTrial()),
             )
 
-    def link_trial(self, peer: Peer, trial: m.LinkTrial) -> None:
+    def _link_trial(self, peer: Peer, trial: m.LinkTrial) -> None:
         """Answer a trial of a link; an answer means that the link works again."""
         if not trial.answer:
             self._outbox.add(Send(peer=peer, message=m.LinkTrial(answer=True), back=True))
@@ -901,512 +1140,67 @@ class Neighbours:
             self._outbox.send_to_scheduler(m.LinkRestored(rank=int(peer)))
 
 
-# What a node does when the members of its job change: sessions, sums, messages, barriers. Pure.
-
-
-class NodeViews:
-    """The views of one node's job.
-
-    Attributes:
-        number: of the present view.
-    """
-
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self.number = 0
-        self._life: Final = lifecycle
-
-    def begin(self, message: m.NewView) -> None:
-        """Go over to a new view: stop, and report which results are here.
-
-        Raises:
-            ProtocolViolation: the view is not newer than the last one.
-        """
-        life = self._life
-        joined, roster = life.require_joined(), life.roster
-        report = joined.aggregation.views.begin(message)
-        self.number = message.view
-        for departure in message.departures:
-            _log.warning("view %d without rank %d: %s", message.view, departure.rank, departure.reason)
-        for rank in message.arrivals:
-            _log.warning("view %d with rank %d, which has just come", message.view, rank)
-        former = {member.rank: member for member in roster.present() if member.rank != roster.rank}
-        roster.change(message.members)
-        for member in roster.others():
-            known = former.pop(member.rank, None)
-            if known is not None and known.incarnation != member.incarnation:
-                self._leave_behind(member.rank, message)
-                known = None
-            if known is None:
-                life.outbox.add(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
-        for rank in former:
-            self._leave_behind(rank, message)
-        for rank in message.arrivals:
-            joined.point_to_point.arrived(rank)
-            joined.state.providing.forget(rank)
-        joined.new_policy(message.policy, of_view=True)
-        life.outbox.send_to_scheduler(report)
-
-    def agree(self, message: m.ViewAgreed) -> None:
-        """Go on in the new view."""
-        joined = self._life.require_joined()
-        if joined.aggregation.agree(message):
-            joined.state.view_agreed()
-
-    def _leave_behind(self, rank: int, message: m.NewView) -> None:
-        life = self._life
-        joined = life.require_joined()
-        reasons = (one.reason for one in message.departures if one.rank == rank)
-        reason = next(reasons, f"it is not in view {message.view}")
-        life.outbox.add(Disconnect(peer=Peer(rank), at_once=True))
-        life.detours.forget(rank)
-        joined.departed(rank, NodeLost(f"rank {rank} is not in the job any more: {reason}"))
-
-
-# What follows when rounds begin and complete on a node: status, announcements, zeros, uneven ends. Pure.
-
-
-class RoundProgress:
-    """The progress of one node's rounds.
-
-    Attributes:
-        status: counts operations and their time.
-    """
-
-    def __init__(self, lifecycle: Lifecycle, deadlines: Deadlines) -> None:
-        self.status: Final = NodeStatusTracker(lifecycle.counters)
-        self._life: Final = lifecycle
-        self._deadlines: Final = deadlines
-        self._zeros: Final = ZeroContributions()
-
-    def record_completed_rounds(self, now: float) -> None:
-        """Count the rounds that have just become complete."""
-        joined = self._life.joined
-        if joined is not None and joined.aggregation.completed_rounds:
-            aggregation = joined.aggregation
-            for round in aggregation.completed_rounds:
-                self.status.operation_ended(round, now)
-            aggregation.completed_rounds.clear()
-            aggregation.topology_requests.round_s = self.status.round_s
-
-    def check_for_uneven_rounds(self) -> None:
-        """End the job if an operation waits for a round that a finished rank never pushed."""
-        joined = self._life.joined
-        if joined is not None:
-            error = self._life.roster.uneven_error(joined.aggregation.outstanding())
-            if error is not None:
-                self._life.end_job(error)
-
-    def flush(self) -> None:
-        """Send registrations and topology requests, one message for all that have gathered."""
-        life = self._life
-        if life.failure is None and life.joined is not None:
-            if life.registration.has_request():
-                life.outbox.send_to_scheduler(life.registration.take_request())
-            for announcement in life.joined.take_announcements():
-                life.outbox.send_to_scheduler(announcement)
-            for report in life.joined.aggregation.calls.take_reports():
-                life.outbox.send_to_scheduler(report)
-
-    def has_announcements(self) -> bool:
-        """Return whether `flush` has something to send."""
-        joined = self._life.joined
-        return joined is not None and (
-            self._life.registration.has_request()
-            or joined.has_announcements()
-            or joined.aggregation.calls.has_reports()
-        )
-
-    def begin_zero_contributions(self) -> None:
-        """Contribute zeros from now on, if NETSTORM_UNEVEN=join: this rank's program has ended."""
-        if self._life.roster.pads_with_zeros:
-            self._zeros.begin(self._life.registration.granted_keys())
-
-    def zeros_are_due(self) -> bool:
-        """Return whether `contribute_zeros` has something to do."""
-        return (
-            self._zeros.has_pending()
-            and self._life.state is NodeState.FINISHING
-            and bool(self._life.roster.unfinished())
-        )
-
-    def contribute_zeros(self, now: float) -> None:
-        """Contribute zeros to the other ranks' rounds."""
-        if self.zeros_are_due():
-            self._deadlines.extend_finish(now)  # the other ranks make progress
-            for operation in self._zeros.take():
-                self._life.require_joined().aggregation.submit(operation, now)
-
-
-# What the user's program asks of a node: keys, operations, barriers, and the end. Pure.
-
-
-class NodeRequests:
-    """The requests of one node's program. Nothing here blocks; each `done` is called exactly once.
-
-    Attributes:
-        live: who is in the job now; may be read in any thread.
-        late_start: how a program begins that needs no state of the others.
-        local_steps: reports what local steps take.
-    """
-
-    def __init__(self, lifecycle: Lifecycle, progress: RoundProgress, deadlines: Deadlines) -> None:
-        self._life: Final = lifecycle
-        self._progress: Final = progress
-        self._deadlines: Final = deadlines
-        self.live: Final = LiveJob(lifecycle)
-        self.late_start: Final = ProgramStart(lifecycle)
-        self.local_steps: Final = lifecycle.local_steps
-
-    @property
-    def asynchronous(self) -> Asynchronous:
-        """The asynchronous side of a node that has joined: pushes to owners, and what this rank owns."""
-        return self._life.require_joined().asynchronous
-
-    @property
-    def point_to_point(self) -> PointToPoint:
-        """The sends and receives of a node that has joined."""
-        return self._life.require_joined().point_to_point
-
-    def when_joined(self, done: Done) -> None:
-        """Call `done` when all nodes have joined, or with the reason why that will not happen."""
-        self._life.when_joined(done)
-
-    def register(self, key: Key, now: float) -> None:
-        """Make a key known to the job. Operations on it may be submitted at once."""
-        self._life.registration.add(key)
-
-    def submit(self, operation: Operation | AsyncOperation | PointToPointOperation, now: float) -> None:
-        """Begin an operation as soon as it may begin. Its `done` is called in any case."""
-        life = self._life
-        if life.failure is not None:
-            life.outbox.complete(operation.done, life.failure)
-            return
-        if isinstance(operation, (SendOperation, ReceiveOperation)):
-            if life.state is not NodeState.RUNNING:
-                life.outbox.complete(operation.done, errors.Closed(f"{operation}: this rank has finished"))
-                return
-            self.point_to_point.submit(operation, now)
-            return
-        if not isinstance(operation, Operation):
-            self.asynchronous.submit(operation, now)
-            return
-        self._progress.status.operation_begun(operation.round, now)
-        if operation.key.identity < 0:
-            operation.begun_at = now
-            life.registration.enqueue(operation)
-        else:
-            life.require_joined().aggregation.submit(operation, now)
-            self._progress.record_completed_rounds(now)
-            self._progress.check_for_uneven_rounds()
-
-    def report_replica(self, key: Key, round: int, digest: int, now: float) -> None:
-        """Have this rank's value of a key after a round compared with those of the other ranks."""
-        if not self._life.has_ended and key.identity >= 0:
-            replica = m.ReplicaDigest(key=key.identity, round=round, digest=digest)
-            self._life.outbox.send_to_scheduler(replica)
-
-    @property
-    def reproducible(self) -> bool:
-        """Whether the results of the job are to be the same in each run."""
-        joined = self._life.joined
-        return joined is not None and joined.reproducible
-
-    @property
-    def needs_state(self) -> bool:
-        """Whether this node has joined a job that had begun, and its program does not have the state yet."""
-        joined = self._life.joined
-        return joined is not None and joined.state.needed
-
-    def fetch_state(self, take: Callable[[StateSnapshot], None], done: Done, now: float) -> None:
-        """Fetch the job's state from the other ranks, before one of their steps.
-
-        Args:
-            take: called with the state. Operations of rounds from `Snapshot.rounds` on may be submitted then.
-            done: called after that, or with the error that ended the job.
-            now: the time.
-        """
-        life = self._life
-        if life.failure is not None:
-            life.outbox.complete(done, life.failure)
-            return
-        joined = life.require_joined()
-
-        def begin(snapshot: StateSnapshot) -> None:
-            joined.aggregation.begin_at(snapshot.rounds)
-            life.barriers.start(snapshot.barriers)
-            take(snapshot)
-
-        joined.state.fetch(begin, done, changing=joined.aggregation.views.changing)
-
-    def offer_state(self, snapshot: StateSnapshot, now: float) -> None:
-        """Offer this rank's state to the newcomers whose requests it answers; the last one, also to all who
-        come later.
-        """
-        if not self._life.has_ended:
-            self._life.require_joined().state.providing.offer(snapshot)
-
-    def barrier(self, done: Done, now: float) -> None:
-        """Call `done` when every rank has entered as many barriers as this one."""
-        if self._life.failure is not None:
-            self._life.outbox.complete(done, self._life.failure)
-            return
-        self._life.barriers.enter(done, now)
-
-    def finish(self, done: Done, now: float) -> None:
-        """Push no more; call `done` when no rank needs this node. What is outstanding completes first."""
-        life = self._life
-        if life.failure is None and life.state is NodeState.RUNNING:
-            life.state = NodeState.FINISHING
-            self._deadlines.extend_finish(now)
-            self._progress.flush()
-            life.outbox.send_to_scheduler(self._progress.status.report(now))
-            life.outbox.send_to_scheduler(m.Finished(last_rounds=life.registration.last_rounds()))
-            life.require_joined().peer_finished(life.roster.rank)
-            life.when_over(lambda error: self.point_to_point.end() if error is None else None)
-            self._progress.begin_zero_contributions()
-        life.when_over(done)
-
-    def fail(self, reason: str, now: float) -> None:
-        """Announce that this rank's program has failed, and stop."""
-        error = errors.Closed(f"rank {self._life.roster.rank} has failed: {reason}")
-        self._life.fail(error, announce=reason)
-
-    def waiting_text(self, operation: Operation) -> str:
-        """Return what an operation waits for, for a person."""
-        joined = self._life.joined
-        if joined is None or operation.key.identity < 0:
-            return "the scheduler's answer"
-        return joined.aggregation.waiting_text_of(operation).removeprefix(f"{operation}: ")
-
-    def outstanding(self) -> int:
-        """Return how many operations are not complete."""
-        joined = self._life.joined
-        begun = 0 if joined is None else sum(1 for _ in joined.outstanding())
-        return len(self._life.registration.waiting_operations()) + begun
-
-
-# What a node does with each message of the scheduler. Pure.
-
-
-class SchedulerMessages:
-    """Handles the scheduler's messages for one node."""
-
-    def __init__(self, lifecycle: Lifecycle, progress: RoundProgress) -> None:
-        self._life: Final = lifecycle
-        self._progress: Final = progress
-        self._views: Final = NodeViews(lifecycle)
-
-    def receive(self, message: m.Message, now: float) -> None:
-        """Handle a message.
-
-        Raises:
-            ProtocolViolation: no correct scheduler sends it, or not now.
-        """
-        life = self._life
-        match message:
-            case m.Joined():
-                life.start(message, now)
-            case m.Waiting():
-                life.scheduler.last_report = message.text
-                _log.warning("%s", message.text)
-            case m.KeysRegistered():
-                life.require_joined().keys_registered(message, life.registration)
-                self._progress.check_for_uneven_rounds()
-            case m.TopologyAnswer():
-                life.require_joined().topology_answer(message)
-            case m.NewPolicy():
-                life.require_joined().new_policy(message.policy)
-            case m.Moved():
-                life.require_joined().aggregation.chunks_moved(message)
-            case m.BarrierReached():
-                life.barriers.reached(message.number)
-            case m.PeerFinished():
-                self._peer_finished(message)
-            case m.AllFinished():
-                life.leave()
-            case m.PeerGone():
-                if message.rank != life.roster.rank or message.kind != "failed":
-                    life.fail(job_end_error(message))
-            case m.FailedLinks():
-                life.require_joined().routes.failed_links(message)
-                life.require_joined().neighbours.failed_links(message)
-            case m.Resumed():
-                life.scheduler.resumed(now)
-                life.roster.restart_suspicions(now)
-                life.local_steps.report_again()
-            case _:
-                self._view_message(message, now)
-
-    def _view_message(self, message: m.Message, now: float) -> None:
-        """Handle a message about views, about local steps, or about a node that may be busy."""
-        match message:
-            case m.StepsGranted():
-                self._life.local_steps.granted(message)
-            case m.Probe():
-                pass
-            case m.Alive():
-                self._life.roster.running[message.rank] = now
-            case m.NewView():
-                self._views.begin(message)
-                self._progress.check_for_uneven_rounds()
-            case m.ViewAgreed():
-                self._views.agree(message)
-            case m.KeysAnnounced():
-                add_granted_keys(self._life.require_joined().aggregation, message.keys, message.grants)
-            case _:
-                raise ProtocolViolation(
-                    f"a general node takes no {type(message).__name__} from the scheduler"
-                )
-
-    def resume(self) -> m.Resume:
-        """Return what a scheduler that has been started again must know of this node."""
-        life = self._life
-        aggregation = life.require_joined().aggregation
-        aggregation.calls.report_again()
-        return m.Resume(
-            keys=life.registration.unanswered(),
-            begun=aggregation.topology_requests.recent(),
-            barriers=life.barriers.waiting_numbers(),
-            last_rounds=life.registration.last_rounds() if life.state is NodeState.FINISHING else None,
-            suspected=life.detours.failed_targets(),
-            moved=aggregation.takeover.all_announcements(),
-            view=self._views.number,
-            job=job_report(life) if life.scheduler.tries_another else None,
-            changing=aggregation.views.changing,
-        )
-
-    def _peer_finished(self, message: m.PeerFinished) -> None:
-        self._life.roster.record_finished(message.rank, message.last_rounds)
-        self._life.require_joined().peer_finished(message.rank)
-        self._progress.check_for_uneven_rounds()
-
-
-# How long a node waits, and the text of what it waits for. Pure.
-
-_CHECK_EVERY_S: Final = 10.0
-"""How often a waiting node logs what it waits for, and checks NETSTORM_WAIT_TIMEOUT."""
-
-_DECISION_S: Final = 4.0
-"""How much longer than the heartbeat time-out a node waits for the scheduler's decision on a rank that it
-cannot reach; and for the link time-out, after which it is known whether the scheduler is busy.
-"""
-
-
-class Deadlines:
-    """The deadlines of one node."""
-
-    def __init__(self, lifecycle: Lifecycle, now: float) -> None:
-        self._life: Final = lifecycle
-        self._next_check = now + _CHECK_EVERY_S
-        self._finish_by = math.inf
-
-    def extend_finish(self, now: float) -> None:
-        """Give the other ranks NETSTORM_WAIT_TIMEOUT from now until they have finished."""
-        self._finish_by = now + self._life.options.wait_timeout_s
-
-    def expired(self, now: float) -> NetStormError | None:
-        """Return the error if something has taken too long; log what this node waits for now and then."""
-        life = self._life
-        late = life.scheduler.join_error(now)
-        if late is not None:
-            return late
-        limit = life.scheduler.heartbeat_timeout_s + life.options.link_timeout_s + _DECISION_S
-        lost = life.roster.undecided_error(now, limit)
-        # In an elastic job the scheduler decides in the end, if only after restarts of its own. If all gave
-        # up at the same moment, the job's state would be lost.
-        if lost is not None and not life.scheduler.is_away and not life.roster.elastic:
-            return lost
-        if now < self._next_check:
-            return None
-        self._next_check = now + _CHECK_EVERY_S
-        return self._wait_error(now)
-
-    def next_deadline(self) -> float:
-        """Return when `expired` has something to check, apart from the session with the scheduler."""
-        return self._next_check
-
-    def waiting_text(self, now: float) -> str:
-        """Return what this node has been waiting for, for a person; empty if for nothing, or not for long."""
-        life = self._life
-        text = life.scheduler.waiting_text(now)
-        if text:
-            return text
-        if life.joined is not None:
-            text = life.joined.waiting_text(now - life.scheduler.heartbeat_interval_s)
-            if text:
-                return text
-        for barrier in life.barriers.waiting_numbers():
-            return f"barrier {barrier}: {life.scheduler.last_report}"
-        if life.state is NodeState.FINISHING:
-            return f"finished; ranks {life.roster.unfinished()} have not"
-        return ""
-
-    def _wait_error(self, now: float) -> WaitTimeout | None:
-        life = self._life
-        text = self.waiting_text(now)
-        if text:
-            _log.info("rank %d waits: %s", life.roster.rank, text)
-        limit = life.options.wait_timeout_s
-        oldest = min(life.barriers.oldest(), math.inf if life.joined is None else life.joined.oldest())
-        if now - oldest > limit or now > self._finish_by:
-            return WaitTimeout(
-                f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT): {text or life.scheduler.last_report}"
-            )
-        return None
-
-
-# What a node knows of its job: all that another scheduler needs to take it over without a log. Pure.
-
-
-def job_report(lifecycle: Lifecycle) -> JobReport:
-    """Return the report of a node that has joined."""
-    joined, roster = lifecycle.require_joined(), lifecycle.roster
-    keys = sorted(lifecycle.registration.granted_keys(), key=lambda key: key.identity)
-    rows = {} if roster.elastic else joined.bindings.rows()
-    older = {version for table in rows.values() for _, version in table} - {joined.policy.version}
-    plans = (joined.bindings.plan(version) for version in sorted(older))
-    return JobReport(
-        members=roster.members,
-        policy=joined.policy,
-        specs=tuple(key.spec for key in keys),
-        grants=tuple(key.grant for key in keys),
-        granted=joined.bindings.granted(),
-        finished=roster.finished(),
-        barriers=lifecycle.barriers.entered,
-        rows=rows,
-        policies=tuple(plan.policy for plan in plans if plan is not None),
-        majority=lifecycle.scheduler.majority,
-        reproducible=joined.reproducible,
-    )
-
-
-# How a program begins that joins a running job, and needs no state of the others. Pure.
+# Who is in a job now, if nodes may leave and join it, and which scheduler it follows. Pure.
 #
-# In asynchronous training the values are with their owners. So a newcomer takes part at once.
+# A program reads this between two steps, in its own thread. Each property reads one attribute that the I/O
+# thread replaces as a whole, so it needs no lock.
 
 
-class ProgramStart:
-    """The begin of one node's program."""
+class LiveJob:
+    """The present members of one node's job, as this node has last heard."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self._life: Final = lifecycle
+    def __init__(self, node: GeneralNode) -> None:
+        self._node: Final = node
 
-    def knows(self, key: Key) -> bool:
-        """Return whether the others had a key before this node came. May be called in any thread."""
-        joined = self._life.joined
-        return joined is not None and (key.spec.namespace, key.name) in joined.known_keys
+    @property
+    def is_elastic(self) -> bool:
+        """Whether nodes may leave the job and join it."""
+        return self._node.roster.elastic
 
-    def without_state(self, now: float) -> None:
-        """Take part from now on, if this node has joined later."""
-        joined = self._life.joined
-        if joined is not None and joined.state.needed:
-            joined.state.needed = False
-            joined.aggregation.views.caught_up = True
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that are in the job, with those that do not have its state yet."""
+        joined = self._node.joined
+        members = () if joined is None else joined.state.policy.members
+        return members or tuple(member.rank for member in self._node.roster.present())
 
-    def key(self, key: Key, round: int, now: float) -> None:
-        """Sum a key from this round on: the program needs no results of those before."""
-        joined = self._life.require_joined()
-        if key.identity < 0:
-            joined.first_rounds[key] = round
-        else:
-            joined.aggregation.begin_at({key.identity: round})
+    @property
+    def first_members(self) -> tuple[Member, ...]:
+        """The nodes that were in the job when this one joined; the same at all that have begun it."""
+        return self._node.roster.first_members
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The ranks whose values are in the sums of rounds that begin now."""
+        joined = self._node.joined
+        silent = () if joined is None else joined.state.policy.silent
+        return tuple(rank for rank in self.ranks if rank not in silent)
+
+    @property
+    def training(self) -> tuple[int, ...]:
+        """Those of them whose programs have not ended."""
+        finished = self._node.roster.finished
+        return tuple(rank for rank in self.contributors if rank not in finished)
+
+    @property
+    def scheduler(self) -> tuple[str, int] | None:
+        """Host and port of the scheduler that this node follows; None: it has not joined yet."""
+        return self._node.scheduler.followed
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether a rank waits for an offer of this rank's state."""
+        return bool(self.state_requests)
+
+    @property
+    def state_requests(self) -> frozenset[int]:
+        """Numbers of the requests for this rank's state that were not answered yet. A state that is made now
+        answers them, and none that come later (`Snapshot.requests`).
+        """
+        joined = self._node.joined
+        return frozenset() if joined is None else joined.state.providing.requests
+
+    def waiting_text(self) -> str:
+        """Return what a fetch of the state waits for, for a person; on the I/O thread."""
+        joined = self._node.joined
+        return "" if joined is None else joined.state.waiting_text()

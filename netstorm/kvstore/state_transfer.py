@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from netstorm.errors import NetStormError, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.operations import Done, Outbox
-from netstorm.kvstore.paths.routes import check_route, forwarded_send
+from netstorm.kvstore.paths.routes import RoutedOutbox
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer, checksum
 from netstorm.protocol.messages import (
@@ -24,8 +22,8 @@ from netstorm.protocol.messages import (
     StateReceived,
     StateWanted,
 )
-from netstorm.pslite.machine import URGENT, Order, Send
-from netstorm.topology.policy import Policy, paths_from
+from netstorm.pslite.machine import URGENT, Order
+from netstorm.topology.policy import Policy
 
 __all__ = ["PIECE_BYTES", "Fetching", "Providing", "StateSnapshot", "StateTransfer", "pieces_in"]
 
@@ -45,6 +43,7 @@ class StateTransfer:
 
     Attributes:
         needed: this node has joined a job that had begun, and does not have its state yet.
+        policy: state comes from its members, and goes to them.
         providing: what this rank offers.
     """
 
@@ -74,17 +73,12 @@ class StateTransfer:
         self.needed = needed
         self._later: Final = needed
         self._rank: Final = rank
-        self._policy = policy
-        self._outbox: Final = outbox
+        self.policy = policy
+        self._routed: Final = _StateOutbox(rank, policy, outbox)
         self._counters: Final = counters
-        self.providing: Final = Providing(self._send, counters)
+        self.providing: Final = Providing(self._routed, counters)
         self._fetching: Fetching | None = None
         self._done: Done | None = None
-
-    @property
-    def policy(self) -> Policy:
-        """The policy whose members state comes from and goes to."""
-        return self._policy
 
     def fetch(self, take: Callable[[StateSnapshot], None], done: Done, *, changing: bool) -> None:
         """Fetch the state from all ranks that have it. See `Fetching`.
@@ -99,11 +93,9 @@ class StateTransfer:
         def complete(snapshot: StateSnapshot) -> None:
             self._fetching, self.needed, self._done = None, False, None
             take(snapshot)
-            self._outbox.complete(done, None)
+            self._routed.complete(done)
 
-        self._fetching = Fetching(
-            lambda rank, message: self._send(rank, message, None), complete, self._counters
-        )
+        self._fetching = Fetching(self._routed, complete, self._counters)
         if not changing:
             self._ask()
 
@@ -113,9 +105,10 @@ class StateTransfer:
 
     def new_policy(self, policy: Policy) -> None:
         """Go on with the members of a new policy."""
-        if policy.version <= self._policy.version:
+        if policy.version <= self.policy.version:
             return
-        self._policy = policy
+        self.policy = policy
+        self._routed.new_policy(policy)
         members = set(policy.members)
         for rank in range(policy.size):
             if rank not in members:
@@ -136,10 +129,7 @@ class StateTransfer:
         Raises:
             ProtocolViolation: no correct node sends it.
         """
-        check_route(message, peer, self._rank, self._policy.size)
-        further = forwarded_send(message, payload, payload_crc, _order(message))
-        if further is not None:
-            self._outbox.add(further)
+        if not self._routed.has_arrived(peer, message, payload, payload_crc):
             return
         origin = message.path[0]
         if self._fetching is not None:
@@ -152,10 +142,10 @@ class StateTransfer:
             case StateWanted(done=True):
                 self.providing.forget(origin)
             case StateWanted():
-                if origin not in self._policy.silent:
+                if origin not in self.policy.silent:
                     raise NotAuthorised(
                         f"rank {origin} wants the job's state, but it is no newcomer by policy "
-                        f"{self._policy.version}"
+                        f"{self.policy.version}"
                     )
                 self.providing.want(origin)
             case StateAsked():
@@ -169,19 +159,15 @@ class StateTransfer:
 
     def report_due(self, now: float) -> bool:
         """Return whether `report` has something to do; it has only on a rank that joined later."""
-        return now >= self.next_report()
-
-    def next_report(self) -> float:
-        """Return when to report next."""
-        return self._report_at if self._later else math.inf
+        return self._later and now >= self._report_at
 
     def report(self, received: dict[int, int], now: float) -> None:
         """Tell the other ranks up to which rounds all results are here: they keep no more."""
         self._report_at = now + _REPORT_EVERY_S
         if received != self._reported:
             self._reported = dict(received)
-            for rank in sorted(set(self._policy.members) - {self._rank}):
-                self._send(rank, StateReceived(path=(), hop=0, rounds=received), None)
+            for rank in sorted(set(self.policy.members) - {self._rank}):
+                self._routed.send(rank, StateReceived(path=(), hop=0, rounds=received))
 
     def tick(self, now: float) -> None:
         """Fetch on."""
@@ -189,18 +175,19 @@ class StateTransfer:
             self._fetching.tick(now)
 
     def next_tick(self) -> float:
-        """Return when `tick` has something to do."""
-        return math.inf if self._fetching is None else self._fetching.next_tick()
+        """Return when `tick` or `report` has something to do."""
+        due = self._report_at if self._later else math.inf
+        return due if self._fetching is None else min(due, self._fetching.next_tick())
 
     def fail_all(self, error: NetStormError) -> None:
         """End the fetch: the job has failed."""
         done, self._done, self._fetching = self._done, None, None
         if done is not None:
-            self._outbox.complete(done, error)
+            self._routed.complete(done, error)
 
     def waiting_text(self) -> str:
         """Return what the program waits for, for a person; empty: for nothing."""
-        return "" if self._fetching is None else f"{self._fetching.waiting_text()}"
+        return "" if self._fetching is None else self._fetching.waiting_text()
 
     def _ask(self) -> None:
         if self._fetching is not None:
@@ -208,24 +195,15 @@ class StateTransfer:
 
     def _others(self) -> set[int]:
         """Return the other ranks that have the job's state."""
-        return set(self._policy.members) - set(self._policy.silent) - {self._rank}
-
-    def _send(self, target: int, message: StateMessage, payload: Buffer | None) -> None:
-        path = paths_from(self._policy, self._rank)[target]
-        if len(path) < 2:
-            return  # it is in the job no more
-        self._outbox.add(
-            Send(
-                peer=Peer(path[1]),
-                message=msgspec.structs.replace(message, path=path, hop=1),
-                payload=payload,
-                order=_order(message),
-            )
-        )
+        return set(self.policy.members) - set(self.policy.silent) - {self._rank}
 
 
-def _order(message: StateMessage) -> Order:
-    return (_LAST, 0, message.piece) if isinstance(message, StatePiece) else URGENT
+class _StateOutbox(RoutedOutbox[StateMessage]):
+    """Takes messages about the state."""
+
+    def order(self, message: StateMessage) -> Order:
+        """See the base class: pieces go last."""
+        return (_LAST, 0, message.piece) if isinstance(message, StatePiece) else URGENT
 
 
 # Offering this rank's state to newcomers, and sending the pieces that they ask for. Pure.
@@ -240,16 +218,11 @@ class Providing:
         last: the state at the end of this rank's program, offered to all who ask after that; None before.
     """
 
-    def __init__(self, send: Callable[[int, StateMessage, Buffer | None], None], counters: Counters) -> None:
-        """Begin without newcomers.
-
-        Args:
-            send: sends a message, and its payload, to a rank.
-            counters: of the process.
-        """
+    def __init__(self, routed: RoutedOutbox[StateMessage], counters: Counters) -> None:
+        """Begin without newcomers; `routed` takes messages."""
         self.requests: frozenset[int] = frozenset()
         self.last: StateSnapshot | None = None
-        self._send: Final = send
+        self._routed: Final = routed
         self._counters: Final = counters
         self._offered: Final[dict[int, StateSnapshot]] = {}
         """By newcomer."""
@@ -301,7 +274,7 @@ class Providing:
             rounds=dict(snapshot.rounds),
             barriers=snapshot.barriers,
         )
-        self._send(rank, offer, None)
+        self._routed.send(rank, offer)
 
     def asked(self, rank: int, message: StateAsked) -> None:
         """Send pieces.
@@ -321,7 +294,7 @@ class Providing:
             )
         for piece in range(message.first, end):
             self._counters.add("state_pieces_sent")
-            self._send(
+            self._routed.send(
                 rank, StatePiece(path=(), hop=0, step=message.step, piece=piece), snapshot.piece(piece)
             )
 
@@ -363,18 +336,18 @@ class Fetching:
 
     def __init__(
         self,
-        send: Callable[[int, StateMessage], None],
+        routed: RoutedOutbox[StateMessage],
         done: Callable[[StateSnapshot], None],
         counters: Counters,
     ) -> None:
         """Begin without an offer.
 
         Args:
-            send: sends a message to a rank.
+            routed: takes messages.
             done: takes the state once it is complete, and its checksum is right.
             counters: of the process.
         """
-        self._send: Final = send
+        self._routed: Final = routed
         self._done: Final = done
         self._counters: Final = counters
         self._asked: Final[set[int]] = set()
@@ -412,7 +385,7 @@ class Fetching:
         self._asked.clear()
         self._asked.update(ranks)
         for rank in sorted(ranks):
-            self._send(rank, StateWanted(path=(), hop=0))
+            self._routed.send(rank, StateWanted(path=(), hop=0))
         for provider in self._providers.values():
             self._missing.extend(sorted(provider.outstanding))
             provider.outstanding.clear()
@@ -521,7 +494,7 @@ class Fetching:
             while self._missing and len(provider.outstanding) < _OUTSTANDING:
                 piece = self._missing.popleft()
                 provider.outstanding.add(piece)
-                self._send(rank, StateAsked(path=(), hop=0, step=chosen.step, first=piece, count=1))
+                self._routed.send(rank, StateAsked(path=(), hop=0, step=chosen.step, first=piece, count=1))
 
     def _end_if_complete(self) -> None:
         chosen = self._chosen
@@ -532,7 +505,7 @@ class Fetching:
             self._choose(chosen)  # fetched once more; each piece was checked, so this hardly happens
             return
         for rank in self._asked:
-            self._send(rank, StateWanted(path=(), hop=0, done=True))
+            self._routed.send(rank, StateWanted(path=(), hop=0, done=True))
         self._done(
             StateSnapshot(
                 step=chosen.step,

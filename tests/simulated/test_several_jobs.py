@@ -258,7 +258,7 @@ def test_an_elastic_job_goes_on_without_a_node_that_dies_and_with_its_successor_
     assert [node.operations[-1].contributors for node in survivors] == [{0b101: 1}] * 2
     (successor,) = jobs.start_more("changing", [1])
     join(jobs, [successor])
-    assert successor.machine.requests.needs_state
+    assert successor.machine.needs_state
     assert len(jobs.scheduler.machine.job("changing").peers) == 3
     before = len(sums)
     jobs.run_for(1.0)

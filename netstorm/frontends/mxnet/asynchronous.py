@@ -595,7 +595,7 @@ class ElasticOwnersStore(NetStormKVStore):
             UsageError: an elastic job has a store already in this process.
         """
         super().__init__()
-        self._is_elastic: Final = self._runtime.node.requests.live.is_elastic
+        self._is_elastic: Final = self._runtime.node.live.is_elastic
         if self._is_elastic and self._namespace > 0:
             raise UsageError(
                 "an elastic job (NETSTORM_ELASTIC) has one store a process, with which a rank that joins "
@@ -607,7 +607,7 @@ class ElasticOwnersStore(NetStormKVStore):
     @property
     def live_ranks(self) -> tuple[int, ...]:
         """The ranks that are in the job now."""
-        return self._runtime.node.requests.live.ranks if self._is_elastic else super().live_ranks
+        return self._runtime.node.live.ranks if self._is_elastic else super().live_ranks
 
     def attach_state(self, name: str, get: Get, set: Set) -> None:  # noqa: A002 -- as in `ElasticStore`
         """Do nothing: the job is not elastic.
@@ -970,9 +970,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
     def _announce_clock(self, clock: int, pushes: dict[Key, int]) -> None:
         """Have owners know that a clock of this rank has ended once they have applied so many pushes."""
         namespace, whole = self._namespace, self._owner is not None and self._owner.rule.whole
-        self._runtime.post(
-            lambda node, _: node.requests.asynchronous.clock(namespace, clock, pushes, whole=whole)
-        )
+        self._runtime.post(lambda node, _: node.asynchronous.clock(namespace, clock, pushes, whole=whole))
 
     def _announce_clock_once_applied(self, clock: int) -> None:
         """Have owners know that a clock has ended, once all pushes until now have been applied."""

@@ -124,7 +124,7 @@ class ElasticJob:
         self.kept_by_script: Final[set[int | str]] = set()
         self._runtime: Final = runtime
         self._helpers: Final = helpers
-        self._live: Final = runtime.node.requests.live
+        self._live: Final = runtime.node.live
         self._fewest: Final = (settings.elastic_range or (1, 1))[0]
         self._step = 0
         self._barriers = 0
@@ -148,7 +148,7 @@ class ElasticJob:
             WaitTimeout: nothing has come for too long.
             NetStormError: the job has failed.
         """
-        if self.joined_with is None and self._runtime.node.requests.needs_state:
+        if self.joined_with is None and self._runtime.node.needs_state:
             self.joined_with = state = fetch_state(self._runtime)
             self._step, self._barriers = state.step, state.barriers
             self.script.receive(state.script)
@@ -313,7 +313,7 @@ class ElasticJob:
                 requests=requests,
             )
             _log.info("the state before step %d is offered to newcomers: %d bytes", step, snapshot.nbytes)
-            runtime.post(lambda node, now: node.requests.offer_state(snapshot, now))
+            runtime.post(lambda node, now: node.offer_state(snapshot, now))
             runtime.post(lambda _node, _now: self._offered())
 
         return copy_behind(groups, offer, lambda: runtime.failure is not None)
@@ -755,7 +755,7 @@ def _ask(runtime: Runtime, take: Callable[[StateSnapshot], None]) -> concurrent.
         else:
             future.set_exception(error)
 
-    runtime.post(lambda node, now: node.requests.fetch_state(take, done, now))
+    runtime.post(lambda node, now: node.fetch_state(take, done, now))
     return future
 
 
@@ -781,7 +781,7 @@ def _wait(runtime: Runtime, future: concurrent.futures.Future[None]) -> None:
 
 def _waiting_text(runtime: Runtime) -> str:
     text: concurrent.futures.Future[str] = concurrent.futures.Future()
-    runtime.post(lambda node, _: text.set_result(node.requests.live.waiting_text()))
+    runtime.post(lambda node, _: text.set_result(node.live.waiting_text()))
     try:
         return text.result(timeout=1.0) or "the scheduler"
     except concurrent.futures.TimeoutError:

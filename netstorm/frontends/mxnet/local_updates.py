@@ -124,7 +124,7 @@ def site_sums(runtime: Runtime, key: Key, sites: Sites) -> SiteSums:
             key.spec.namespace, name, (elements,), "float32", form=COLLECTIVE, members=members
         )
 
-    of_all = not runtime.node.requests.live.is_elastic
+    of_all = not runtime.node.live.is_elastic
     return SiteSums(key.name, key.elements, key.dtype, sites, register=register, of_all=of_all)
 
 
@@ -591,7 +591,7 @@ class LocalUpdatesKVStore(NetStormKVStore):
     def __init__(self) -> None:
         """Join the job, as `ElasticStore` does."""
         super().__init__()
-        live = self._runtime.node.requests.live
+        live = self._runtime.node.live
         members = live.first_members if live.is_elastic else self._runtime.node.members
         self._schedule: StepSchedule = Periodic("none", k1=1, k2=1)
         self._sites: Final = Sites.of(members, self.rank)
@@ -947,7 +947,7 @@ class MixedSync(AsynchronousKVStore):
             raise UsageError(
                 "MixedSync with NETSTORM_STALENESS=0, which keeps all ranks in step: use dist_sync_netstorm"
             )
-        live = self._runtime.node.requests.live
+        live = self._runtime.node.live
         members = live.first_members if self._is_elastic else self._runtime.node.members
         sites = Sites.of(members, self.rank)
         self._sites: Final = sites.without_others() if self._newcomer.waits else sites

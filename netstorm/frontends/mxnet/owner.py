@@ -58,15 +58,15 @@ class Owner:
 
         The key is known to the job. `initial` must not change before this returns.
         """
-        requests, whole = self.runtime.node.requests, self.rule.whole
-        owners, values = requests.asynchronous.owners, _InitialValue(key, whole=whole)
+        node, whole = self.runtime.node, self.rule.whole
+        owners, values = node.asynchronous.owners, _InitialValue(key, whole=whole)
         for block in owners.blocks(key, whole=whole):
-            if requests.live.is_elastic or owners.owner(key, block) == self.runtime.rank:
+            if node.live.is_elastic or owners.owner(key, block) == self.runtime.rank:
                 values.keep(block, initial)
 
         def serve() -> None:
-            blocks = _BlockStore(self, key, user_key, values, elastic=requests.live.is_elastic)
-            self.runtime.post(lambda node, _: node.requests.asynchronous.serve(key, blocks))
+            blocks = _BlockStore(self, key, user_key, values, elastic=node.live.is_elastic)
+            self.runtime.post(lambda node, _: node.asynchronous.serve(key, blocks))
 
         self.call(serve)
 

@@ -503,7 +503,7 @@ class ElasticStore(CheckpointedStore):
         """
         super().__init__()
         self._elastic: ElasticJob | None = None
-        if self._is_replicated and self._runtime.node.requests.live.is_elastic:
+        if self._is_replicated and self._runtime.node.live.is_elastic:
             if self._namespace > 0:
                 raise UsageError(
                     "an elastic job (NETSTORM_ELASTIC) has one store a process, whose state a rank gets that "

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from netstorm.errors import NetStormError, UsageError, WaitTimeout
+from netstorm.errors import UsageError
 from netstorm.frontends.torch.elastic import group_of_all_ranks
 from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.owned_blocks import (
@@ -30,17 +30,16 @@ from netstorm.frontends.torch.parameters import FlatParameters, by_kind
 from netstorm.frontends.torch.ranks import SiteAverages
 from netstorm.kvstore.calls import Sites
 from netstorm.kvstore.forms import Key
-from netstorm.kvstore.operations import UNBOUNDED, Done, Operation, PullOperation, Pushes, PushOperation
+from netstorm.kvstore.operations import UNBOUNDED, Operation, PullOperation, Pushes, PushOperation
 from netstorm.kvstore.process.elastic import Newcomer, SavingRank, collect_from_owners, wait_for_enough_nodes
-from netstorm.kvstore.process.runtime import Runtime, runtime_of_this_process
+from netstorm.kvstore.process.runtime import Runtime, future_end, runtime_of_this_process
 
 __all__ = ["AsynchronousSGD", "MixedSync"]
 
 
 # SGD on owners, and what a rank's training loop calls.
 
-_SLICE_S: Final = 0.2
-"""Waits are cut into slices, in which Python's signal handlers run."""
+_NO_ANSWER: Final = "it is stopped, or too far behind for NETSTORM_STALENESS"
 
 
 class AsynchronousSGD:
@@ -149,9 +148,7 @@ class AsynchronousSGD:
         namespace, clock = self._namespace, self._steps
         pushes = {tensor.key: 1 for tensor in self._tensors} if pushed else {}
         self._runtime.post(
-            lambda node, _: node.requests.asynchronous.clock(
-                namespace, clock, pushes, whole=OwnedBlocks.whole
-            )
+            lambda node, _: node.asynchronous.clock(namespace, clock, pushes, whole=OwnedBlocks.whole)
         )
 
     def pull(self) -> None:
@@ -161,7 +158,7 @@ class AsynchronousSGD:
     @property
     def saving_rank(self) -> SavingRank | None:
         """Decides in an elastic job which rank saves; None: all ranks do, together."""
-        return SavingRank(self._runtime) if self._runtime.node.requests.live.is_elastic else None
+        return SavingRank(self._runtime) if self._runtime.node.live.is_elastic else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what owners hold, for a checkpoint: parameters, momenta and how often they were updated.
@@ -199,7 +196,7 @@ class AsynchronousSGD:
         )
 
     def _wait(self, futures: list[concurrent.futures.Future[None]]) -> None:
-        _wait(futures, self._runtime)
+        self._runtime.wait_for_owners(futures, _NO_ANSWER)
         for tensor in self._tensors:
             tensor.take()
 
@@ -230,7 +227,7 @@ class _Tensor:
         self._gradient: Final[Floats] = np.zeros_like(values)
         if newcomer.waits:
             newcomer.begin_key(self._key)
-            _wait([self.pull(None)], runtime)
+            runtime.wait_for_owners([self.pull(None)], _NO_ANSWER)
         elif newcomer.knows(self._key):
             raise UsageError(
                 "AsynchronousSGD of another model after a step, on a rank that has joined later: make all of "
@@ -244,7 +241,7 @@ class _Tensor:
     def _receive_initial(self) -> None:
         """Receive rank 0's parameters, or in an elastic job those of the lowest rank that is there."""
         key, runtime, values = self._key, self._runtime, self._pulled
-        elastic = runtime.node.requests.live.is_elastic
+        elastic = runtime.node.live.is_elastic
         operation = Operation(
             key=key,
             round=key.take_round(),
@@ -259,7 +256,7 @@ class _Tensor:
         """Begin to serve this rank's blocks."""
         key, runtime, values = self._key, self._runtime, self._pulled
         blocks = OwnedBlocks(runtime, key, values, rule, begun)
-        runtime.post(lambda node, _: node.requests.asynchronous.serve(key, blocks))
+        runtime.post(lambda node, _: node.asynchronous.serve(key, blocks))
 
     @property
     def key(self) -> Key:
@@ -273,7 +270,7 @@ class _Tensor:
             for parameter in self._flat.parameters
         ]
         self._gradient[:] = _on_host(FlatParameters(parts).read().to(self._flat.dtype))
-        future, done = _future()
+        future, done = future_end()
         number = self.pushes.total
         self.pushes.total += 1
         operation = PushOperation(
@@ -290,7 +287,7 @@ class _Tensor:
 
     def pull(self, least: int | None, *, counted: bool = False) -> concurrent.futures.Future[None]:
         """Begin a pull; `least` clocks of all other ranks are in it: pushes, or what they have counted."""
-        future, done = _future()
+        future, done = future_end()
         operation = PullOperation(
             key=self._key,
             number=self.pushes.pulls,
@@ -316,35 +313,6 @@ def _on_host(vector: torch.Tensor) -> Floats:
         )
     found: Floats = vector.detach().cpu().contiguous().numpy()
     return found
-
-
-def _future() -> tuple[concurrent.futures.Future[None], Done]:
-    future: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    def done(error: Exception | None) -> None:
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    return future, done
-
-
-def _wait(futures: list[concurrent.futures.Future[None]], runtime: Runtime) -> None:
-    limit_s = runtime.settings.wait_timeout_s
-    waited = 0.0
-    while concurrent.futures.wait(futures, _SLICE_S).not_done:
-        runtime.check()
-        waited += _SLICE_S
-        if waited > limit_s:
-            raise WaitTimeout(
-                f"no answer of an owner within {limit_s:g} s (NETSTORM_WAIT_TIMEOUT): a rank that owns "
-                "parameters is stopped, or too far behind for NETSTORM_STALENESS"
-            )
-    for future in futures:
-        error = future.exception()
-        if error is not None:
-            raise error if isinstance(error, NetStormError) else NetStormError(str(error))
 
 
 # MixedSync: synchronous within a site, asynchronous between sites (GeoMX).
@@ -456,7 +424,7 @@ class MixedSync(AsynchronousSGD):
         # Ranks that are no leaders push nothing, so their pushes cannot be their clocks.
         self._counts_clocks = runtime.settings.staleness != UNBOUNDED
         self._site: _Site
-        if not runtime.node.requests.live.is_elastic:
+        if not runtime.node.live.is_elastic:
             sites = Sites.of(runtime.node.members, runtime.rank)
             self._site = _FixedSite(_group_of_site(sites, site_group))
         elif site_group is None:

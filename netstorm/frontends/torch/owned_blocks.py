@@ -59,7 +59,7 @@ class OwnedBlocks:
         """Blocks that this rank has had from their initial value on."""
         self._pulled: Final[dict[tuple[int, int], Buffer]] = {}
         """What each rank has got last, by block and rank; kept for corrections alone."""
-        owners, elastic = runtime.node.requests.asynchronous.owners, runtime.node.requests.live.is_elastic
+        owners, elastic = runtime.node.asynchronous.owners, runtime.node.live.is_elastic
         for block in owners.blocks(key, whole=self.whole):
             start, end = extent(key, block)
             if elastic:

@@ -218,7 +218,7 @@ class SiteAverages:
         runtime = member.runtime
         self._member: Final = member
         self._namespace: Final = runtime.open_namespace()
-        sites = Sites.of(runtime.node.requests.live.first_members, runtime.rank)
+        sites = Sites.of(runtime.node.live.first_members, runtime.rank)
         self._sites: Final = None if is_newcomer or len(sites.local) == 1 else sites
         self._sums: Final[dict[int, SiteSums]] = {}
 

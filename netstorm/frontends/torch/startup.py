@@ -471,7 +471,7 @@ class _Job:
         """PyTorch's ranks, by rank in the job."""
         self.namespace: Final = runtime.open_namespace()
         self.thread: Final = CompletionThread("netstorm-completion")
-        self.positions: Final = CallPositions(later=runtime.node.requests.needs_state)
+        self.positions: Final = CallPositions(later=runtime.node.needs_state)
         self.groups = 0
         self.made: Final[Counter[str]] = Counter()
         """How many groups of a name there were: PyTorch gives the name of a group that is no more to another

@@ -16,15 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from netstorm.errors import NetStormError, NodeLost, ProtocolViolation
-from netstorm.kvstore.asynchronous.blocks import BlockStore, Owners
+from netstorm.kvstore.asynchronous.blocks import AsynchronousOutbox, BlockStore, Owners
 from netstorm.kvstore.asynchronous.client import Requests
 from netstorm.kvstore.asynchronous.server import Serving
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import AsyncOperation, Outbox
-from netstorm.kvstore.paths.routes import check_route, forwarded, queue_order
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import (
@@ -39,8 +36,8 @@ from netstorm.protocol.messages import (
     Value,
 )
 from netstorm.protocol.messages import AsynchronousMessage as Routed
-from netstorm.pslite.machine import Charge, Send, WaitingBytes
-from netstorm.topology.policy import Policy, paths_from
+from netstorm.pslite.machine import Charge, WaitingBytes
+from netstorm.topology.policy import Policy
 
 __all__ = ["Asynchronous"]
 
@@ -95,32 +92,29 @@ class Asynchronous:
         """
         self.owners: Final = Owners(weights, _eligible(policy) if elastic else None)
         self._elastic: Final = elastic
-        self._view, self._silent = policy.version if elastic else 0, policy.silent
-        """Version of the policy with which the present owners came, and who is silent in it."""
+        self._silent = policy.silent
+        """Of the present view."""
+        self._routed: Final = AsynchronousOutbox(rank, policy, outbox, view=policy.version if elastic else 0)
         self._waiting_bytes: Final = waiting or WaitingBytes()
         self._early: list[tuple[int, Routed, Buffer | None, Charge]] = []
         """Messages of later views, with the ranks that they are from, and what they count."""
         self._clocks: Final[dict[int, int]] = {}
         """Newest clock that owners have heard of, by namespace."""
-        self._rank, self._counters, self._size = rank, counters, policy.size
-        self._version, self._paths = policy.version, paths_from(policy, rank)
-        self._keys: dict[int, Key] = {}
+        self._rank, self._counters = rank, counters
+        self._version = policy.version
         self._waiting: list[AsyncOperation] = []
         self._stores: Final[dict[Key, BlockStore]] = {}
         """This and `_waiting`: of keys that have not been granted."""
-        self._requests: Final = Requests(self.owners, counters, self._send, outbox.complete, later=later)
+        self._requests: Final = Requests(self.owners, counters, self._routed, later=later)
         self._ended_clocks: list[_EndedClock] = []
-        self._local: list[tuple[Routed, Buffer | None]] = []
-        """Messages from this rank to itself."""
         self._failure: NetStormError | None = None
-        self._outbox, self._end_job = outbox, end_job
+        self._end_job: Final = end_job
         self._serving: Final = Serving(
             rank,
             policy.size,
             self.owners,
-            outbox,
+            self._routed,
             counters,
-            answer=self._send,
             end_job=end_job,
             on_progress=self._deliver_local,
             waiting=self._waiting_bytes,
@@ -133,7 +127,7 @@ class Asynchronous:
     def submit(self, operation: AsyncOperation, now: float) -> None:
         """Begin a push or a pull; its `done` is called in any case."""
         if self._failure is not None:
-            self._outbox.complete(operation.done, self._failure)
+            self._routed.complete(operation.done, self._failure)
             return
         operation.begun_at = now
         if operation.key.identity < 0:
@@ -155,7 +149,7 @@ class Asynchronous:
         if key.identity < 0:
             self._stores[key] = store
             return
-        self._keys[key.identity] = key
+        self._routed.keys[key.identity] = key
         self._serving.serve(key, store)
         self._deliver_local()
 
@@ -168,7 +162,7 @@ class Asynchronous:
 
     def key_granted(self, key: Key) -> None:
         """Begin the operations on a key that the scheduler has numbered."""
-        self._keys[key.identity] = key
+        self._routed.keys[key.identity] = key
         store = self._stores.pop(key, None)
         if store is not None:
             self._serving.serve(key, store)
@@ -186,16 +180,15 @@ class Asynchronous:
         if policy.version <= self._version:
             return
         self._version = policy.version
-        self._paths = paths_from(policy, self._rank)
+        self._routed.new_policy(policy)
         if self._elastic and (of_view or policy.silent != self._silent):
             self._change_view(policy)
 
     def _change_view(self, policy: Policy) -> None:
-        self._view, self._silent = policy.version, policy.silent
-        self._local.clear()
+        self._routed.view, self._silent = policy.version, policy.silent
+        self._routed.local.clear()
         self.owners.change(_eligible(policy))
         self._serving.change_view(
-            policy.version,
             members=policy.members or range(policy.size),
             silent=policy.silent,
             later=policy.later,
@@ -238,19 +231,15 @@ class Asynchronous:
         Raises:
             ProtocolViolation: no correct node sends it.
         """
-        check_route(message, peer, self._rank, self._size)
-        further = forwarded(message, payload, payload_crc, self._offset(message))
-        if further is not None:
-            self._outbox.add(further)
-            return
-        self._receive(message.path[0], message, payload)
-        self._deliver_local()
+        if self._routed.has_arrived(peer, message, payload, payload_crc):
+            self._receive(message.path[0], message, payload)
+            self._deliver_local()
 
     def _receive(self, origin: int, message: Routed, payload: Buffer | None) -> None:
         """Handle a message of another rank, if it is of this view."""
-        if message.view == self._view:
+        if message.view == self._routed.view:
             self._handle(origin, message, payload)
-        elif message.view < self._view:
+        elif message.view < self._routed.view:
             self._counters.add("messages_of_earlier_views")
         elif not self._elastic:
             raise ProtocolViolation(
@@ -258,19 +247,18 @@ class Asynchronous:
             )
         else:
             size = 0 if payload is None else memoryview(payload).nbytes
-            charge = self._waiting_bytes.take(size, _LATER_VIEW, f"views after {self._view}")
+            charge = self._waiting_bytes.take(size, _LATER_VIEW, f"views after {self._routed.view}")
             self._early.append((origin, message, payload, charge))
 
     def tick(self, now: float) -> None:
         """Do what is due."""
         if now >= self.next_tick():
-            if self._serving.replication.tick(now):
-                self._serving.settle()
+            self._serving.pass_over_silent(now)
             self._deliver_local()
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        return math.inf if self._failure is not None else self._serving.replication.handover.next_tick()
+        return math.inf if self._failure is not None else self._serving.handover.next_tick()
 
     def fail_all(self, error: NetStormError) -> None:
         """Fail every operation, now and later."""
@@ -278,15 +266,15 @@ class Asynchronous:
         self._failure = error
         self._waiting.clear()
         self._requests.clear()
-        self._local.clear()
+        self._routed.local.clear()
         self._serving.stop()
         for operation in operations:
-            self._outbox.complete(operation.done, error)
+            self._routed.complete(operation.done, error)
 
     # ---------------------------------------------------------------------------------------- this rank's own
 
     def _begin(self, operation: AsyncOperation) -> None:
-        self._keys[operation.key.identity] = operation.key
+        self._routed.keys[operation.key.identity] = operation.key
         self._requests.begin(operation)
 
     def _announce_clocks(self) -> None:
@@ -315,15 +303,15 @@ class Asynchronous:
                     clock=ended.clock,
                     pushed=pushed.get(owner, 0),
                 )
-                self._send(owner, tick, None)
+                self._routed.send(owner, tick)
 
     def _send_clock(self, namespace: int, clock: int) -> None:
         """Announce to all owners that clocks have ended, and that all their pushes are confirmed."""
         clock += self._requests.clock_begin(namespace)
         for owner in self.owners.ranks:
-            self._send(owner, Tick(path=(), hop=0, namespace=namespace, clock=clock, pushed=0), None)
+            self._routed.send(owner, Tick(path=(), hop=0, namespace=namespace, clock=clock, pushed=0))
 
-    # ------------------------------------------------------------------------------------------------ sending
+    # ---------------------------------------------------------------------------------- messages of this view
 
     def _handle(self, origin: int, message: Routed, payload: Buffer | None) -> None:
         if isinstance(message, Push):
@@ -344,37 +332,15 @@ class Asynchronous:
         else:
             self._requests.states(origin, message, payload)
 
-    def _send(self, target: int, message: Routed, payload: Buffer | None) -> None:
-        if target == self._rank:
-            self._local.append((message, payload))
-            return
-        path = self._paths[target]
-        if len(path) < 2:
-            return  # it is in the job no more
-        self._outbox.add(
-            Send(
-                peer=Peer(path[1]),
-                message=msgspec.structs.replace(message, path=path, hop=1, view=self._view),
-                payload=payload,
-                order=queue_order(message, self._offset(message)),
-            )
-        )
-
     def _deliver_local(self) -> None:
         """Handle what this rank has sent to itself, until nothing is left."""
-        if self._local:
+        routed = self._routed
+        if routed.local:
             self._waiting_bytes.end()  # it is no peer's
-        while self._local:
-            messages, self._local = self._local, []
+        while routed.local:
+            messages, routed.local = routed.local, []
             for message, payload in messages:
                 self._handle(self._rank, message, payload)
-
-    def _offset(self, message: Routed) -> int:
-        """Return the offset of a message's chunk among the job's bytes; 0 if it is not known here."""
-        if not isinstance(message, (Push, Value)):
-            return 0
-        key = self._keys.get(message.key)
-        return 0 if key is None else key.offset_of(message.chunk)
 
     # --------------------------------------------------------------------------------------------- for people
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 
 from netstorm.compression.sparse import Numbers, Rows, joined_rows
-from netstorm.errors import Disagreement, NetStormError, ProtocolViolation
+from netstorm.errors import Disagreement, ProtocolViolation
 from netstorm.kvstore.forms import Array, Dense, Form, Key, Quantised, RowParts, RowSparse, Values
-from netstorm.observe.log import Counters
+from netstorm.kvstore.operations import Outbox
+from netstorm.kvstore.paths.routes import RoutedOutbox, queue_order
 from netstorm.protocol.codecs import row_length
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import (
@@ -34,21 +35,22 @@ from netstorm.protocol.messages import (
     Value,
 )
 from netstorm.protocol.messages import AsynchronousMessage as Routed
-from netstorm.pslite.machine import Charge, WaitingBytes
-from netstorm.topology.policy import interleave
+from netstorm.pslite.machine import Call, Charge, Order
+from netstorm.topology.policy import Policy, interleave
 
 __all__ = [
     "MOST_COUNTED",
-    "Actions",
     "Answer",
+    "AsynchronousOutbox",
     "Block",
     "BlockCopies",
     "BlockState",
     "BlockStore",
     "Clocks",
-    "EarlyMessages",
+    "EarlyMessage",
     "Gradient",
     "Owners",
+    "Place",
     "Served",
     "Staleness",
     "ToOwner",
@@ -63,7 +65,6 @@ __all__ = [
     "has_whole_rows",
     "payload_of",
     "pieces_of",
-    "read_both",
     "requested_rows",
     "states_for",
     "values_for",
@@ -640,41 +641,7 @@ class BlockStore(Protocol):
         """Hold a block no longer: it is another rank's now."""
 
 
-def read_both(
-    store: BlockStore,
-    block: int,
-    done: Callable[[Buffer, bytes], None],
-    call: Callable[[Callable[[], None]], None],
-) -> None:
-    """Give `done` a copy of a block's value, and its states. Nothing may be applied to it meanwhile; `call`
-    calls the store.
-    """
-
-    def read(values: Buffer) -> None:
-        call(lambda: store.states(block, lambda states: done(values, states)))
-
-    call(lambda: store.read(block, read))
-
-
 # A key of which this rank owns some blocks, or keeps them until their new owner has them. Pure.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Actions:
-    """What the parts of an owner may have done."""
-
-    send: Callable[[int, Routed, Buffer | None], None]
-    """Sends a message (with an empty path) and a payload to a rank, which may be this one."""
-    end_job: Callable[[NetStormError], None]
-    """Fails the whole job."""
-    call: Callable[[Callable[[], None]], None]
-    """Calls a store."""
-    advance: Callable[[Served, Block], None]
-    """Goes on with a block."""
-    start: Callable[[Served, Block], None]
-    """Serves a block whose state is here."""
-    on_progress: Callable[[], None]
-    """Called after each answer of a store has been handled."""
 
 
 class Served:
@@ -1147,16 +1114,14 @@ class Staleness:
         return found
 
 
-# Messages for keys that this rank's script has not initialised yet. Pure.
-
-_log = logging.getLogger(__name__)
+# Messages: those that wait, and those that this rank sends. Pure.
 
 ToOwner: TypeAlias = Push | Pull | PullRows | PullStates | CopyMessage
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyMessage:
-    """A message that waits."""
+    """A message that waits until its key, or its block, is served."""
 
     rank: int
     """Its sender."""
@@ -1165,78 +1130,33 @@ class EarlyMessage:
     charge: Charge
 
 
-class EarlyMessages:
-    """The messages that wait, by key. Their bytes are bounded (`pslite.waiting_bytes`)."""
+class AsynchronousOutbox(RoutedOutbox[Routed]):
+    """Takes what one rank sends in asynchronous training, and its calls to stores.
 
-    def __init__(
-        self,
-        counters: Counters,
-        handle: Callable[[int, ToOwner, Buffer | None], None],
-        waiting: WaitingBytes,
-    ) -> None:
-        """Begin without any.
+    Attributes:
+        view: version of the policy with which the present owners came; 0: the job is not elastic.
+        keys: those that have been granted, by number.
+    """
 
-        Args:
-            counters: of the process.
-            handle: handles one that need not wait any more.
-            waiting: counts what waits.
+    def __init__(self, rank: int, policy: Policy, outbox: Outbox, *, view: int = 0) -> None:
+        """Begin with the links of this policy; `outbox` takes instructions."""
+        super().__init__(rank, policy, outbox)
+        self.view = view
+        self.keys: Final[dict[int, Key]] = {}
+
+    def order(self, message: Routed) -> Order:
+        """See the base class. Chunks are sent in the order in which the job's bytes are, as far as that is
+        known here.
         """
-        self._counters: Final = counters
-        self._handle: Final = handle
-        self._bytes: Final = waiting
-        self._waiting: Final[dict[int, list[EarlyMessage]]] = {}
+        offset = 0
+        if isinstance(message, (Push, Value)) and message.key in self.keys:
+            offset = self.keys[message.key].offset_of(message.chunk)
+        return queue_order(message, offset)
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def send(self, target: int, message: Routed, payload: Buffer | None = None) -> None:
+        """See the base class. The message is of the present view."""
+        super().send(target, msgspec.structs.replace(message, view=self.view), payload)
 
-    def charged(self, rank: int, message: ToOwner, payload: Buffer | None) -> EarlyMessage:
-        """Return a message that is to wait, for this object or for a block.
-
-        Raises:
-            NoRoom: too much waits already.
-        """
-        size = 0 if payload is None else memoryview(payload).nbytes
-        charge = self._bytes.take(size, _place(message.key), f"key {message.key}, which is not served yet")
-        return EarlyMessage(rank, message, payload, charge)
-
-    def keep(self, rank: int, message: ToOwner, payload: Buffer | None) -> None:
-        """Keep a message until its key is served.
-
-        Raises:
-            NoRoom: too much waits already.
-        """
-        early = self.charged(rank, message, payload)
-        self._waiting.setdefault(message.key, []).append(early)
-
-    def release(self, key: int) -> None:
-        """Handle the messages for a key, which is served now."""
-        self.handle_all(key, self._waiting.pop(key, []))
-
-    def handle_all(self, key: int, messages: Collection[EarlyMessage]) -> None:
-        """Handle messages that have waited. What is wrong with one is its sender's fault, and no other's."""
-        self.drop(key, messages)
-        for early in messages:
-            self._bytes.begin(early.charge.peer, again=True)
-            try:
-                self._handle(early.rank, early.message, early.payload)
-            except ProtocolViolation as error:
-                self._counters.add("protocol_violations")
-                _log.warning("dropped a message that rank %d sent early: %s", early.rank, error)
-
-    def drop(self, key: int, messages: Iterable[EarlyMessage]) -> None:
-        """Drop messages for a key that have waited."""
-        self._bytes.ready(_place(key))
-        for early in messages:
-            self._bytes.give_back(early.charge)
-
-    def clear(self) -> None:
-        """Drop all of them."""
-        for key, messages in self._waiting.items():
-            self.drop(key, messages)
-        self._waiting.clear()
-        self._bytes.all_ready()
-
-
-def _place(key: int) -> tuple[str, int]:
-    """Return the name of what messages for a key wait for."""
-    return "owner", key
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a store called, soon."""
+        self._outbox.add(Call(function=function))

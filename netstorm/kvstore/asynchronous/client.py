@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from netstorm.errors import NotAuthorised, ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import (
+    AsynchronousOutbox,
     Owners,
     as_dense,
     check_counts,
@@ -20,7 +21,7 @@ from netstorm.kvstore.asynchronous.blocks import (
     payload_of,
 )
 from netstorm.kvstore.forms import Key, RowSparse
-from netstorm.kvstore.operations import AsyncOperation, Done, PullOperation, PushOperation, StatesOperation
+from netstorm.kvstore.operations import AsyncOperation, PullOperation, PushOperation, StatesOperation
 from netstorm.observe.log import Counters
 from netstorm.protocol.codecs import row_length
 from netstorm.protocol.frames import Buffer
@@ -51,8 +52,7 @@ class Requests:
         self,
         owners: Owners,
         counters: Counters,
-        send: Callable[[int, Routed, Buffer | None], None],
-        complete: Callable[[Done, Exception | None], None],
+        routed: AsynchronousOutbox,
         *,
         later: bool = False,
     ) -> None:
@@ -61,8 +61,7 @@ class Requests:
         Args:
             owners: of blocks.
             counters: of the process.
-            send: sends a message (with an empty path) and a payload to a rank, which may be this one.
-            complete: calls an operation's `done`, soon.
+            routed: takes messages, and completions.
             later: this process has joined a job that had begun. It counts its pushes and clocks from those
                 of the slowest other rank, as it hears in the pulls before its first push.
         """
@@ -74,8 +73,7 @@ class Requests:
         """By namespace: what clocks are counted from."""
         self._owners: Final = owners
         self._counters: Final = counters
-        self._send: Final = send
-        self._complete: Final = complete
+        self._routed: Final = routed
         self._pushes: dict[tuple[int, int], _OpenRequest] = {}
         self._pulls: dict[tuple[int, int], _OpenRequest] = {}
         self._unconfirmed: dict[int, dict[int, None]] = {}
@@ -98,30 +96,30 @@ class Requests:
     def has_pushes_before(self, namespace: int, clock: int) -> bool:
         """Return whether a push of an earlier clock of a store is not confirmed."""
         return any(
-            isinstance(one.operation, PushOperation)
-            and one.operation.key.spec.namespace == namespace
-            and one.operation.clock < clock
-            for one in self._pushes.values()
+            isinstance(push.operation, PushOperation)
+            and push.operation.key.spec.namespace == namespace
+            and push.operation.clock < clock
+            for push in self._pushes.values()
         )
 
     def send_again(self) -> None:
         """Send all that is not answered to those who own it now."""
-        opened = [*self._pushes.values(), *self._pulls.values()]
-        for found in sorted(opened, key=lambda one: one.operation.number):
-            found.pieces.clear()
-            self._send_open(found)
+        requests = [*self._pushes.values(), *self._pulls.values()]
+        for opened in sorted(requests, key=lambda request: request.operation.number):
+            opened.pieces.clear()
+            self._send_open(opened)
 
-    def _send_open(self, found: _OpenRequest) -> None:
+    def _send_open(self, opened: _OpenRequest) -> None:
         """Send the parts of an operation that are not answered."""
-        operation = found.operation
+        operation = opened.operation
         if isinstance(operation, PushOperation):
-            self._send_push(operation, found.missing)
+            self._send_push(operation, opened.missing)
         elif isinstance(operation, StatesOperation):
-            self._send_states_pull(operation, found.missing)
+            self._send_states_pull(operation, opened.missing)
         elif operation.rows is not None:
-            self._send_rows_pull(operation, found.missing)
+            self._send_rows_pull(operation, opened.missing)
         else:
-            self._send_pull(operation, found.missing)
+            self._send_pull(operation, opened.missing)
 
     def _confirmed(self, key: Key) -> int:
         """Return how many of this rank's pushes of a key have been confirmed, without gaps."""
@@ -173,7 +171,7 @@ class Requests:
                     confirmed=confirmed,
                     begin=self._begins.get(key.identity, 0),
                 )
-                self._send(owner, message, payload_of(form, source, *extent(key, chunk)))
+                self._routed.send(owner, message, payload_of(form, source, *extent(key, chunk)))
 
     def _send_pull(self, pull: PullOperation, chunks: Iterable[int]) -> None:
         message = Pull(
@@ -194,13 +192,13 @@ class Requests:
         key, rows = pull.key, pull.rows
         assert rows is not None
         length = row_length(key.spec.shape)
-        found = {}
+        numbers = {}
         for chunk in self._owners.blocks(key, whole=False):
             start, end = extent(key, chunk)
             low, high = np.searchsorted(rows, (start // length, end // length))
             if low < high:
-                found[chunk] = (rows[low:high] - start // length).astype("<u4")
-        return found
+                numbers[chunk] = (rows[low:high] - start // length).astype("<u4")
+        return numbers
 
     def _send_rows_pull(self, pull: PullOperation, chunks: Collection[int]) -> None:
         key, confirmed = pull.key, self._confirmed(pull.key)
@@ -219,7 +217,7 @@ class Requests:
                 priority=pull.priority,
                 confirmed=confirmed,
             )
-            self._send(self._owners.owner(key, _block(pull, chunk)), message, numbers)
+            self._routed.send(self._owners.owner(key, _block(pull, chunk)), message, numbers)
 
     def _least(self, pull: PullOperation) -> int:
         """Return how many clocks of the other ranks a pull demands, as owners count them."""
@@ -262,7 +260,7 @@ class Requests:
         if isinstance(pull, PullOperation) and pull.of_all:
             owners = dict.fromkeys(self._owners.ranks)
         for owner in owners:
-            self._send(owner, message, None)
+            self._routed.send(owner, message)
 
     def _open(
         self, table: dict[tuple[int, int], _OpenRequest], operation: AsyncOperation, missing: set[int]
@@ -271,10 +269,10 @@ class Requests:
         if not missing:
             if table is self._pushes:
                 del self._unconfirmed[operation.key.identity][operation.number]
-            self._complete(operation.done, None)
+            self._routed.complete(operation.done)
             return
-        found = table[operation.key.identity, operation.number] = _OpenRequest(operation, missing)
-        self._send_open(found)
+        opened = table[operation.key.identity, operation.number] = _OpenRequest(operation, missing)
+        self._send_open(opened)
 
     # --------------------------------------------------------------------------------------------- answers
 
@@ -284,11 +282,11 @@ class Requests:
         Raises:
             NotAuthorised: the rank does not own the block.
         """
-        found = self._pushes.get((message.key, message.number))
-        if found is None or message.block not in found.missing:
+        opened = self._pushes.get((message.key, message.number))
+        if opened is None or message.block not in opened.missing:
             self._counters.add("answers_known_before")
             return
-        self._check_owner(owner, message, found, message.block)
+        self._check_owner(owner, message, opened, message.block)
         if message.behind < 0:
             raise ProtocolViolation(
                 f"rank {owner} counts {message.behind} updates by others: expected 0 or more"
@@ -296,7 +294,7 @@ class Requests:
         self._counters.add("staleness_total", message.behind)
         self._counters.add("pushes_of_blocks")
         self._counters.add("staleness_max", max(0, message.behind - self._counters.get("staleness_max")))
-        self._complete_part(self._pushes, found, message.block)
+        self._complete_part(self._pushes, opened, message.block)
 
     def value(self, owner: int, message: Value, payload: Buffer | None) -> None:
         """Write the values of a chunk that an owner has sent.
@@ -304,12 +302,12 @@ class Requests:
         Raises:
             ProtocolViolation: they are not what was requested, or the rank does not own them.
         """
-        found = self._pulls.get((message.key, message.number))
-        if found is None or message.chunk not in found.missing:
+        opened = self._pulls.get((message.key, message.number))
+        if opened is None or message.chunk not in opened.missing:
             self._counters.add("answers_known_before")
             return
-        pull = found.operation
-        self._check_owner(owner, message, found, message.chunk)
+        pull = opened.operation
+        self._check_owner(owner, message, opened, message.chunk)
         if not isinstance(pull, PullOperation):
             raise ProtocolViolation(f"rank {owner} sends values for {pull}")
         key = pull.key
@@ -331,7 +329,7 @@ class Requests:
             self._learn(key, message)
         place = message.key, _block(pull, message.chunk)
         self._seen[place] = max(message.others, self._seen.get(place, 0))
-        self._complete_part(self._pulls, found, message.chunk)
+        self._complete_part(self._pulls, opened, message.chunk)
 
     def states(self, owner: int, message: States, payload: Buffer | None) -> None:
         """Record a piece of the states of a block that an owner has sent.
@@ -339,12 +337,12 @@ class Requests:
         Raises:
             ProtocolViolation: no states were requested, or the rank does not own the block.
         """
-        found = self._pulls.get((message.key, message.number))
-        if found is None or message.block not in found.missing:
+        opened = self._pulls.get((message.key, message.number))
+        if opened is None or message.block not in opened.missing:
             self._counters.add("answers_known_before")
             return
-        pull = found.operation
-        self._check_owner(owner, message, found, message.block)
+        pull = opened.operation
+        self._check_owner(owner, message, opened, message.block)
         if not isinstance(pull, StatesOperation):
             raise ProtocolViolation(f"rank {owner} sends states for {pull}")
         if not 0 <= message.piece < message.pieces <= _MOST_PIECES:
@@ -352,49 +350,49 @@ class Requests:
                 f"rank {owner} sends piece {message.piece} of {message.pieces} of its states: expected "
                 f"one of at most {_MOST_PIECES}"
             )
-        pieces = found.pieces.setdefault(message.block, {})
+        pieces = opened.pieces.setdefault(message.block, {})
         pieces[message.piece] = b"" if payload is None else bytes(payload)
         if len(pieces) >= message.pieces:
             pull.destination[message.block] = b"".join(pieces[number] for number in sorted(pieces))
-            del found.pieces[message.block]
-            self._complete_part(self._pulls, found, message.block)
+            del opened.pieces[message.block]
+            self._complete_part(self._pulls, opened, message.block)
 
-    def _check_owner(self, rank: int, message: Routed, found: _OpenRequest, part: int) -> None:
+    def _check_owner(self, rank: int, message: Routed, opened: _OpenRequest, part: int) -> None:
         """Check that an answer comes from the owner of a block or chunk."""
-        operation = found.operation
+        operation = opened.operation
         if isinstance(operation, PullOperation) and operation.of_all:
             return
         owner = self._owners.owner(operation.key, _block(operation, part))
         if rank != owner:
             raise NotAuthorised(
                 f"rank {rank} sends {type(message).__name__} about chunk {part} of key "
-                f"{found.operation.key.name!r}, which rank {owner} owns"
+                f"{opened.operation.key.name!r}, which rank {owner} owns"
             )
 
     def _complete_part(
-        self, table: dict[tuple[int, int], _OpenRequest], found: _OpenRequest, part: int
+        self, table: dict[tuple[int, int], _OpenRequest], opened: _OpenRequest, part: int
     ) -> None:
-        found.missing.remove(part)
-        if not found.missing:
-            operation = found.operation
+        opened.missing.remove(part)
+        if not opened.missing:
+            operation = opened.operation
             del table[operation.key.identity, operation.number]
             if table is self._pulls:
                 self._counters.add("pulls")
             else:
                 del self._unconfirmed[operation.key.identity][operation.number]
-            self._complete(operation.done, None)
+            self._routed.complete(operation.done)
 
     # ------------------------------------------------------------------------------------------- for people
 
     def waiting_text_of(self, operation: AsyncOperation) -> str:
         """Return what an operation waits for, for a person."""
         table = self._pushes if isinstance(operation, PushOperation) else self._pulls
-        found = table.get((operation.key.identity, operation.number))
-        if found is None:
+        opened = table.get((operation.key.identity, operation.number))
+        if opened is None:
             return f"{operation}: it waits for the scheduler's answer"
-        blocks = {_block(operation, part) for part in found.missing}
+        blocks = {_block(operation, part) for part in opened.missing}
         whom = self._owners.waited_for(operation.key, blocks)
-        return f"{operation}: {len(found.missing)} parts wait for {whom}"
+        return f"{operation}: {len(opened.missing)} parts wait for {whom}"
 
 
 def _block(operation: AsyncOperation, chunk: int) -> int:

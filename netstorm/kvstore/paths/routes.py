@@ -16,11 +16,12 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, TypeAlias, get_args
+from typing import Final, Generic, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.operations import Done, Outbox
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Delivered, FailedLinks, Part, Phase, Push, Routed, States, Value
@@ -32,10 +33,10 @@ __all__ = [
     "Detours",
     "Held",
     "KnownRoutes",
+    "RoutedOutbox",
     "check_path",
     "check_route",
     "delivery_confirmation",
-    "forwarded",
     "forwarded_send",
     "messages_to_resend",
     "parts_to_resend",
@@ -484,9 +485,62 @@ def queue_order(message: Routed, offset: int) -> Order:
     return URGENT
 
 
-def forwarded(message: Routed, payload: Buffer | None, payload_crc: int | None, offset: int) -> Send | None:
-    """Return a message as it goes to the next node of its path; None at the path's end."""
-    return forwarded_send(message, payload, payload_crc, queue_order(message, offset))
+_M = TypeVar("_M", bound=Routed)
+
+
+class RoutedOutbox(Generic[_M]):
+    """Takes the source-routed messages of one kind that one rank sends or forwards, and its completions.
+
+    Attributes:
+        local: messages from this rank to itself, with their payloads.
+    """
+
+    def __init__(self, rank: int, policy: Policy, outbox: Outbox) -> None:
+        """Begin with the links of this policy; `outbox` takes instructions."""
+        self.local: list[tuple[_M, Buffer | None]] = []
+        self._rank: Final = rank
+        self._size: Final = policy.size
+        self._policy = policy
+        self._paths: tuple[tuple[int, ...], ...] | None = None
+        """By target; None: not computed yet."""
+        self._outbox: Final = outbox
+
+    def order(self, message: _M) -> Order:
+        """Return a message's place in links' queues."""
+        raise NotImplementedError
+
+    def new_policy(self, policy: Policy) -> None:
+        """Send over the links of this policy from now on."""
+        self._policy, self._paths = policy, None
+
+    def send(self, target: int, message: _M, payload: Buffer | None = None) -> None:
+        """Send a message, which has an empty path, to a rank, which may be this one."""
+        if target == self._rank:
+            self.local.append((message, payload))
+            return
+        if self._paths is None:
+            self._paths = paths_from(self._policy, self._rank)
+        path = self._paths[target]
+        if len(path) < 2:
+            return  # it is in the job no more
+        routed = msgspec.structs.replace(message, path=path, hop=1)
+        self._outbox.add(Send(peer=Peer(path[1]), message=routed, payload=payload, order=self.order(message)))
+
+    def has_arrived(self, peer: Peer, message: _M, payload: Buffer | None, payload_crc: int | None) -> bool:
+        """Return whether a message is at the end of its path; if not, forward it.
+
+        Raises:
+            ProtocolViolation: its path does not lead here.
+        """
+        check_route(message, peer, self._rank, self._size)
+        further = forwarded_send(message, payload, payload_crc, self.order(message))
+        if further is not None:
+            self._outbox.add(further)
+        return further is None
+
+    def complete(self, done: Done, error: Exception | None = None) -> None:
+        """Have `done` called, with the error if there is one."""
+        self._outbox.complete(done, error)
 
 
 def reroute_message(send: Send, rank: int, detour: tuple[int, ...]) -> Send:

@@ -20,7 +20,7 @@ from netstorm.kvstore.asynchronous.blocks import chunks_of, extent
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.membership import StepsRequest
 from netstorm.kvstore.operations import Pushes, RoundTimes, StatesOperation
-from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.process.runtime import Runtime, future_end
 from netstorm.kvstore.state_transfer import StateSnapshot
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.messages import StepTimes
@@ -50,29 +50,29 @@ class ElasticJobState:
     @property
     def is_elastic(self) -> bool:
         """Whether nodes may leave the job and join it."""
-        return self._runtime.node.requests.live.is_elastic
+        return self._runtime.node.live.is_elastic
 
     @property
     def is_needed(self) -> bool:
         """Whether this node has joined a job that had begun, and does not have its state yet."""
-        return self._runtime.node.requests.needs_state
+        return self._runtime.node.needs_state
 
     @property
     def requests(self) -> frozenset[int]:
         """Numbers of the requests for this rank's state that ranks wait for. It costs nothing to ask."""
-        return self._runtime.node.requests.live.state_requests
+        return self._runtime.node.live.state_requests
 
     @property
     def contributes(self) -> bool:
         """Whether this node's values are in the sums of rounds that begin now. A newcomer's are not, until it
         has caught up.
         """
-        return self._runtime.rank in self._runtime.node.requests.live.contributors
+        return self._runtime.rank in self._runtime.node.live.contributors
 
     @property
     def live_ranks(self) -> tuple[int, ...]:
         """The ranks that are in the job, as this node has last heard, ascending."""
-        return self._runtime.node.requests.live.ranks
+        return self._runtime.node.live.ranks
 
     def offer(
         self, step: int, content: Buffer, rounds: Mapping[int, int], requests: frozenset[int] | None
@@ -89,7 +89,7 @@ class ElasticJobState:
         snapshot = StateSnapshot(
             step=step, content=content, crc=checksum(content), rounds=dict(rounds), requests=requests
         )
-        self._runtime.post(lambda node, now: node.requests.offer_state(snapshot, now))
+        self._runtime.post(lambda node, now: node.offer_state(snapshot, now))
 
     def fetch(self) -> StateSnapshot:
         """Wait for the state of a step, and return it.
@@ -99,10 +99,8 @@ class ElasticJobState:
         """
         self._runtime.check()
         found: list[StateSnapshot] = []
-        requests = self._runtime.node.requests
-        future = self._runtime.process.driver.ask(
-            lambda done, now: requests.fetch_state(found.append, done, now)
-        )
+        fetch = self._runtime.node.fetch_state
+        future = self._runtime.process.driver.ask(lambda done, now: fetch(found.append, done, now))
         while not concurrent.futures.wait([future], _SLICE_S).done:
             pass
         future.result()
@@ -203,7 +201,7 @@ class StepPacer:
             request = self._request = StepsRequest(
                 report=report, done=lambda error: self._done(request, error)
             )
-        self._runtime.post(lambda node, _: node.requests.local_steps.report(request))
+        self._runtime.post(lambda node, _: node.local_steps.report(request))
 
     def exchange_ends(self) -> None:
         """Record that an average, or one of its parts, is here; from any thread."""
@@ -239,7 +237,7 @@ def wait_for_enough_nodes(runtime: Runtime, meanwhile: Callable[[], None] = lamb
         WaitTimeout: nobody has come for NETSTORM_WAIT_FOR_NODES.
         NetStormError: the job has failed.
     """
-    settings, live = runtime.settings, runtime.node.requests.live
+    settings, live = runtime.settings, runtime.node.live
     fewest = (settings.elastic_range or (0, 0))[0]
     if len(live.ranks) >= fewest:
         return
@@ -284,21 +282,21 @@ class Newcomer:
     def __init__(self, runtime: Runtime) -> None:
         """Begin; no key is known."""
         self._runtime: Final = runtime
-        self.waits = runtime.node.requests.needs_state
+        self.waits = runtime.node.needs_state
 
     def knows(self, key: Key) -> bool:
         """Return whether the others had a key before this process came."""
-        return self._runtime.node.requests.late_start.knows(key)
+        return self._runtime.node.was_known(key)
 
     def begin_key(self, key: Key) -> None:
         """Begin with a key whose first round, that of the initial value, was that of the others."""
         key.begin_at(1)
-        self._runtime.post(lambda node, now: node.requests.late_start.key(key, 1, now))
+        self._runtime.post(lambda node, now: node.begin_key(key, 1, now))
 
     def take_part(self) -> None:
         """Take part from now on: this process may own blocks, and others wait for it at barriers."""
         self.waits = False
-        self._runtime.post(lambda node, now: node.requests.late_start.without_state(now))
+        self._runtime.post(lambda node, now: node.begin_without_state(now))
 
 
 # What one rank needs to save asynchronous training by itself: what owners hold, and whether it is its turn.
@@ -334,10 +332,10 @@ def collect_from_owners(
         WaitTimeout: no answer of an owner within NETSTORM_WAIT_TIMEOUT.
         NetStormError: the job has failed.
     """
-    found: list[dict[int, bytes]] = []
-    waits: list[concurrent.futures.Future[Exception | None]] = []
+    held: list[dict[int, bytes]] = []
+    ends: list[concurrent.futures.Future[None]] = []
     for key, pushes in keys:
-        future: concurrent.futures.Future[Exception | None] = concurrent.futures.Future()
+        end, done = future_end()
         operation = StatesOperation(
             key=key,
             number=pushes.pulls,
@@ -345,31 +343,14 @@ def collect_from_owners(
             destination={},
             with_values=True,
             whole=whole,
-            done=future.set_result,
+            done=done,
         )
         pushes.pulls += 1
-        found.append(operation.destination)
-        waits.append(future)
+        held.append(operation.destination)
+        ends.append(end)
         runtime.submit(operation)
-    _wait(runtime, waits)
-    return [_divided(key, blocks, whole=whole) for (key, _), blocks in zip(keys, found, strict=True)]
-
-
-def _wait(runtime: Runtime, futures: Sequence[concurrent.futures.Future[Exception | None]]) -> None:
-    limit_s = runtime.settings.wait_timeout_s
-    waited = 0.0
-    while concurrent.futures.wait(futures, _SLICE_S).not_done:
-        runtime.check()
-        waited += _SLICE_S
-        if waited > limit_s:
-            raise WaitTimeout(
-                f"no answer of an owner of parameters within {limit_s:g} s (NETSTORM_WAIT_TIMEOUT): what it "
-                "holds cannot be saved"
-            )
-    for future in futures:
-        error = future.result()
-        if error is not None:
-            raise error
+    runtime.wait_for_owners(ends, "what it holds cannot be saved")
+    return [_divided(key, blocks, whole=whole) for (key, _), blocks in zip(keys, held, strict=True)]
 
 
 def _divided(key: Key, blocks: Mapping[int, bytes], *, whole: bool) -> HeldKey:
@@ -402,7 +383,7 @@ class SavingRank:
     @property
     def is_due(self) -> bool:
         """Whether this rank saves: the lowest of those that take part and whose programs have not ended."""
-        training = self._runtime.node.requests.live.training
+        training = self._runtime.node.live.training
         return bool(training) and training[0] == self.rank
 
     @property

@@ -153,7 +153,7 @@ class NodeProcess:
     def waiting_text(self, operation: Operation) -> str:
         """Return what an all-reduce or collective call waits for, for a person; empty: nobody knows."""
         with contextlib.suppress(Closed, concurrent.futures.TimeoutError):
-            asked = self.driver.thread.call(lambda _: self.node.requests.waiting_text(operation))
+            asked = self.driver.thread.call(lambda _: self.node.waiting_text_of(operation))
             return asked.result(timeout=_ANSWER_S)
         return ""
 
@@ -181,7 +181,7 @@ class NodeProcess:
 
     def _scheduler(self) -> Address | None:
         """Return the address of the scheduler that the node follows. Runs on the I/O thread."""
-        return self.node.requests.live.scheduler
+        return self.node.live.scheduler
 
     def _time_server(self) -> Address | None:
         """Return which node to ask for the time; None: the scheduler. Runs on the I/O thread."""

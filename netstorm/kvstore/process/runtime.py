@@ -17,13 +17,13 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import util
 from types import FrameType, TracebackType
 from typing import Final, NoReturn, Protocol, cast
 
 from netstorm import clock
-from netstorm.errors import Closed, NetStormError, UsageError
+from netstorm.errors import Closed, NetStormError, UsageError, WaitTimeout
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.operations import (
@@ -48,6 +48,7 @@ __all__ = [
     "before_finish",
     "describe_compression",
     "drain_io_thread",
+    "future_end",
     "leave_job",
     "runtime_of_this_process",
 ]
@@ -91,7 +92,7 @@ class Runtime:
         self._driver: Final = self.process.driver
         self._signals: Final = SignalWatch(self._driver.thread, self._interrupted)
         try:
-            self._wait(self._driver.ask(lambda done, _: self.node.requests.when_joined(done)))
+            self._wait(self._driver.ask(lambda done, _: self.node.when_joined(done)))
             self.process.serve_metrics()
         except BaseException:
             self.close()
@@ -139,7 +140,7 @@ class Runtime:
         Raises:
             UsageError: they are.
         """
-        if self.node.requests.reproducible:
+        if self.node.reproducible:
             raise UsageError(
                 f"{what} with NETSTORM_REPRODUCIBLE=1: expected one of them, since its results depend on "
                 "which rank is faster; PyTorch's use_deterministic_algorithms(True) sets the latter, unless "
@@ -189,7 +190,7 @@ class Runtime:
         """
         self.check()
         key = Key(namespace, name, shape, dtype, form=form, members=members)
-        self._driver.thread.post(lambda now: self.node.requests.register(key, now))
+        self._driver.thread.post(lambda now: self.node.register(key, now))
         return key
 
     def submit(self, operation: Operation | AsyncOperation | PointToPointOperation) -> None:
@@ -208,7 +209,7 @@ class Runtime:
         operation.done = ended
         busy.begin(clock.monotonic())
         try:
-            self._driver.thread.tell(lambda now: self.node.requests.submit(operation, now), ended)
+            self._driver.thread.tell(lambda now: self.node.submit(operation, now), ended)
         except Closed as error:
             ended(error)
 
@@ -220,12 +221,32 @@ class Runtime:
             NetStormError: why it failed.
         """
         self.check()
-        future: concurrent.futures.Future[None] = concurrent.futures.Future()
-        operation.done = lambda error: (
-            future.set_result(None) if error is None else future.set_exception(error)
-        )
+        future, operation.done = future_end()
         self.submit(operation)
         self._wait(future, timeout_s)
+
+    def wait_for_owners(self, ends: Sequence[concurrent.futures.Future[None]], otherwise: str) -> None:
+        """Wait until owners of parameters have answered pushes and pulls.
+
+        Args:
+            ends: of these operations (`future_end`).
+            otherwise: what it means that an owner does not answer, for the error.
+
+        Raises:
+            WaitTimeout: no answer of an owner within NETSTORM_WAIT_TIMEOUT.
+            NetStormError: the job has failed.
+        """
+        limit_s, waited = self.settings.wait_timeout_s, 0.0
+        while concurrent.futures.wait(ends, _SLICE_S).not_done:
+            self.check()
+            waited += _SLICE_S
+            if waited > limit_s:
+                raise WaitTimeout(
+                    f"no answer of an owner of parameters within {limit_s:g} s (NETSTORM_WAIT_TIMEOUT): "
+                    f"{otherwise}"
+                )
+        for end in ends:
+            end.result()
 
     def report_replica(self, key: Key, round: int, value: Buffer) -> None:
         """Have a key's value after a round compared over all ranks; a difference ends the job.
@@ -233,7 +254,7 @@ class Runtime:
         Does not block.
         """
         digest = checksum(value)
-        self.post(lambda node, now: node.requests.report_replica(key, round, digest, now))
+        self.post(lambda node, now: node.report_replica(key, round, digest, now))
 
     def barrier(self) -> None:
         """Wait until every rank has entered its n-th barrier.
@@ -243,7 +264,7 @@ class Runtime:
             NetStormError: why it failed.
         """
         self.check()
-        self._wait(self._driver.ask(self.node.requests.barrier))
+        self._wait(self._driver.ask(self.node.barrier))
 
     def post(self, function: Callable[[GeneralNode, float], None]) -> None:
         """Have the I/O thread call `function` with the node and the time, soon; never after `close`."""
@@ -257,7 +278,7 @@ class Runtime:
         def announce(now: float) -> None:
             self._signals.poll()  # if a signal has ended the script, the signal is the reason
             after = f", after {self._signals.last}" if self._signals.last else ""
-            self.node.requests.fail(f"{reason}{after}", now)
+            self.node.fail(f"{reason}{after}", now)
 
         if self.process.is_mine() and not self._closed:
             self.process.post(announce)
@@ -272,7 +293,7 @@ class Runtime:
             NetStormError: the job has failed before all had finished.
         """
         self.check()
-        finished = self._driver.ask(self.node.requests.finish)
+        finished = self._driver.ask(self.node.finish)
         if wait:
             self._wait(finished)
 
@@ -290,7 +311,7 @@ class Runtime:
 
     def _interrupted(self, signal_name: str) -> None:
         """Fail what is outstanding: Python runs no handler while it is blocked inside a library."""
-        self.node.requests.fail(f"interrupted by {signal_name}", clock.monotonic())
+        self.node.fail(f"interrupted by {signal_name}", clock.monotonic())
 
     def _wait(self, future: concurrent.futures.Future[None], timeout_s: float | None = None) -> None:
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
@@ -298,6 +319,12 @@ class Runtime:
             if deadline is not None and clock.monotonic() > deadline:
                 raise UsageError(f"no result within {timeout_s:g} s")
         future.result()
+
+
+def future_end() -> tuple[concurrent.futures.Future[None], Done]:
+    """Return the future of an operation's end, and its `done`."""
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    return future, lambda error: future.set_result(None) if error is None else future.set_exception(error)
 
 
 def describe_compression(runtime: Runtime, text: str) -> None:

@@ -50,7 +50,7 @@ class SimulatedBlockStore:
         self._store: Final = store
         self._initial: Final = initial.ravel().copy()
         self._key: Final = key
-        if store.node.machine.requests.live.is_elastic:
+        if store.node.machine.live.is_elastic:
             return
         owners = store.machine.owners
         for block in owners.blocks(key, whole=self.whole):
@@ -146,7 +146,7 @@ class AsynchronousStore:
             rule: the update rule's name.
         """
         self.node: Final = node
-        self.machine: Final[Asynchronous] = node.machine.requests.asynchronous
+        self.machine: Final[Asynchronous] = node.machine.asynchronous
         self.whole: Final = whole
         self.rule: Final = rule
         self._timeline: Final = timeline
@@ -175,7 +175,7 @@ class AsynchronousStore:
         """Begin with a key that the others have initialised: this node has joined the job later."""
         key = self.node.register(name, initial.shape, initial.dtype.name)
         key.begin_at(1)  # the first round was that of the initial value
-        self.node.process.call(lambda now: self.node.machine.requests.late_start.key(key, 1, now))
+        self.node.process.call(lambda now: self.node.machine.begin_key(key, 1, now))
         self._pushes[name] = Pushes()
         blocks = self.blocks[name] = SimulatedBlockStore(self, key, initial)
         self.node.process.call(lambda _: self.machine.serve(key, blocks))

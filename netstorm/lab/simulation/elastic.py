@@ -239,13 +239,13 @@ class ElasticProgram:
             self._keys[key.name] = node.register(key.name, key.shape, key.dtype, form=_FORMS.get(key.kind, 0))
         if plan.calls:
             self._group = node.group("world", tuple(range(plan.places)))
-        later = node.machine.requests.needs_state
+        later = node.machine.needs_state
         if node.rank in plan.group and not later:
             self._some = node.group("some", plan.group)
         if later:
             pending = Pending(node.timeline, f"rank {node.rank}: the job's state")
             node.pending.append(pending)
-            node.process.call(lambda now: node.machine.requests.fetch_state(self._take, pending.done, now))
+            node.process.call(lambda now: node.machine.fetch_state(self._take, pending.done, now))
             pending.then(lambda: self._next_step() if self._goes_on(pending.error) else None)
         else:
             self.has_state = True
@@ -272,7 +272,7 @@ class ElasticProgram:
             )
         )
         rounds = {self._keys[key.name].identity: key.rounds_before(self.step) for key in self._plan.keys}
-        requests = self.node.machine.requests.live.state_requests
+        requests = self.node.machine.live.state_requests
         return StateSnapshot(
             step=self.step,
             content=content,
@@ -288,13 +288,13 @@ class ElasticProgram:
 
     def _offer(self) -> None:
         node = self.node
-        if node.machine.requests.live.has_newcomers and not self._offering:
+        if node.machine.live.has_newcomers and not self._offering:
             self._offering, snapshot = True, self._snapshot()
 
             def offer() -> None:
                 self._offering = False
                 if self.running:
-                    node.process.call(lambda now: node.machine.requests.offer_state(snapshot, now))
+                    node.process.call(lambda now: node.machine.offer_state(snapshot, now))
 
             self._after(self._plan.offer_s(node.rank, self.step), offer)
 

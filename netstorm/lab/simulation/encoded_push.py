@@ -100,7 +100,7 @@ class EncodedPushes:
     def _submit(self, operation: Operation) -> None:
         node = self._node
         node.operations.append(operation)
-        node.process.call(lambda now: node.machine.requests.submit(operation, now))
+        node.process.call(lambda now: node.machine.submit(operation, now))
 
     def _register(self, name: str, shape: tuple[int, ...], form: int) -> Key:
         return self._node.register(name, shape, "float32", form=form)

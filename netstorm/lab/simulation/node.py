@@ -46,7 +46,7 @@ class SimulatedNode:
         self.operations: Final[list[Operation]] = []
         """What was pushed, in order."""
         self.timeline: Final = timeline
-        self.joined: Final = self._ask("joining", lambda done, _: self.machine.requests.when_joined(done))
+        self.joined: Final = self._ask("joining", lambda done, _: self.machine.when_joined(done))
 
     @property
     def alive(self) -> bool:
@@ -75,7 +75,7 @@ class SimulatedNode:
     ) -> Key:
         """Register a key with the job; `form` is its codec, `members` the ranks that push it (none: all)."""
         key = self.keys[name] = Key(namespace, name, shape, dtype, form=form, members=members)
-        self.process.call(lambda now: self.machine.requests.register(key, now))
+        self.process.call(lambda now: self.machine.register(key, now))
         return key
 
     def push(
@@ -133,7 +133,7 @@ class SimulatedNode:
         )
         self.operations.append(operation)
         self.pending.append(pending)
-        self.process.call(lambda now: self.machine.requests.submit(operation, now))
+        self.process.call(lambda now: self.machine.submit(operation, now))
         return pending
 
     def group(self, name: str, members: tuple[int, ...]) -> GroupCalls:
@@ -158,7 +158,7 @@ class SimulatedNode:
         pending.collect_with(lambda: np.concatenate([got for got in exchange.destination if got is not None]))
         operation = group.operation(exchange, pending.done, timeout_s)
         self.pending.append(pending)
-        self.process.call(lambda now: self.machine.requests.submit(operation, now))
+        self.process.call(lambda now: self.machine.submit(operation, now))
         return pending, operation
 
     def send(self, peer: int, values: Array, *, tag: int = 0, channel: str = "world") -> Pending:
@@ -177,7 +177,7 @@ class SimulatedNode:
             done=pending.done,
         )
         self.pending.append(pending)
-        self.process.call(lambda now: self.machine.requests.submit(operation, now))
+        self.process.call(lambda now: self.machine.submit(operation, now))
         return pending
 
     def receive(
@@ -204,20 +204,20 @@ class SimulatedNode:
             peers=peers,
         )
         self.pending.append(pending)
-        self.process.call(lambda now: self.machine.requests.submit(operation, now))
+        self.process.call(lambda now: self.machine.submit(operation, now))
         return pending
 
     def barrier(self) -> Pending:
         """Enter the next barrier."""
-        return self._ask("barrier", self.machine.requests.barrier)
+        return self._ask("barrier", self.machine.barrier)
 
     def finish(self) -> Pending:
         """Push no more; completes when no other node needs this one."""
-        return self._ask("finishing", self.machine.requests.finish)
+        return self._ask("finishing", self.machine.finish)
 
     def fail(self, reason: str) -> None:
         """Report that this rank's program has failed."""
-        self.process.call(lambda now: self.machine.requests.fail(reason, now))
+        self.process.call(lambda now: self.machine.fail(reason, now))
 
     def describe(self) -> str:
         """Return the state of this node, and what it waits for, for a person."""

@@ -65,7 +65,7 @@ before = pulled()
 show("least", min(found.min() for found in before.values()))
 if NUMBER:  # it joins when the other one of those that have loaded has died, and nobody has pushed
     kv.push("small", mx.nd.zeros(SHAPES["small"], dtype="float64"))  # which adds its momentum once
-    while kv._runtime.node.requests.live.contributors != (0, 1):
+    while kv._runtime.node.live.contributors != (0, 1):
         time.sleep(0.01)
     for key in ("large", "rows"):
         kv.push(key, gradients[key])

@@ -104,7 +104,7 @@ def test_parts_of_keys_that_there_are_not_are_kept_up_to_a_bound_and_the_member_
     poll_all(lambda: counters.get("messages_no_room") >= 9, hostile)
     kept = on_thread(driver, lambda: waiting._total)
     assert kept <= 8 * MIB
-    assert node._life.counters.get("parts_kept_early") == 7
+    assert node.counters.get("parts_kept_early") == 7
     assert "cannot keep a message from rank 1" in caplog.text
     poll_all(lambda: sum(isinstance(heard, m.Nack) for heard in one.hears()) == 9, hostile)
     left = [heard.sequence for heard in one.hears() if isinstance(heard, m.Nack)]
@@ -112,7 +112,7 @@ def test_parts_of_keys_that_there_are_not_are_kept_up_to_a_bound_and_the_member_
     two = Hostile(other, driver.port)
     two.greets(hello(2, 102, 0))
     two.says(part(1, 1, payload), payload)
-    poll_all(lambda: node._life.counters.get("parts_kept_early") == 8, other, hostile)
+    poll_all(lambda: node.counters.get("parts_kept_early") == 8, other, hostile)
 
 
 def test_values_for_the_scheduler_are_refused_before_they_are_held_and_the_connection_is_cut(

@@ -63,7 +63,7 @@ def waiting(tmp_path) -> Iterator[Driver[GeneralNode]]:
     )
     try:
         deadline = time.monotonic() + 60
-        while not node._life.scheduler.is_away:
+        while not node.scheduler.is_away:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         yield driver
@@ -157,8 +157,8 @@ def test_a_holder_of_the_jobs_key_does_not_become_the_scheduler_and_blames_nobod
         assert time.monotonic() < deadline, dropped(waiting)
         right.van.van.poll(0.01)
     assert node.failure is None
-    assert node._life.scheduler.is_away
-    assert "does not prove that it is a scheduler of this job" in node._life.scheduler.waiting_text(0.0)
+    assert node.scheduler.is_away
+    assert "does not prove that it is a scheduler of this job" in node.scheduler.waiting_text(0.0)
 
     right.say(connection, m.Resumed(proof=proof_for_resume(key, asked.number)))
     right.say(connection, BLAMED)

@@ -16,7 +16,7 @@ ELEMENTS = 500_000
 
 
 def send(node, report):
-    node.process.call(lambda _: node.machine._life.outbox.send_to_scheduler(report))
+    node.process.call(lambda _: node.machine._outbox.send_to_scheduler(report))
 
 
 def rounds(cluster, count, elements=ELEMENTS):

@@ -73,9 +73,9 @@ def offer(node: SimulatedNode, group: GroupCalls) -> None:
         content=content,
         crc=checksum(content),
         rounds=group.next_rounds(),
-        requests=node.machine.requests.live.state_requests,
+        requests=node.machine.live.state_requests,
     )
-    node.process.call(lambda now: node.machine.requests.offer_state(snapshot, now))
+    node.process.call(lambda now: node.machine.offer_state(snapshot, now))
 
 
 def join(cluster: SimulatedCluster, groups: Groups, rank: int) -> None:
@@ -83,12 +83,12 @@ def join(cluster: SimulatedCluster, groups: Groups, rank: int) -> None:
     cluster.start(rank)
     node = cluster.started(rank)
     cluster.run_until_ended([node.joined], 60.0)
-    assert node.machine.requests.needs_state
+    assert node.machine.needs_state
     given: list[StateSnapshot] = []
     done: list[Exception | None] = []
-    node.process.call(lambda now: node.machine.requests.fetch_state(given.append, done.append, now))
+    node.process.call(lambda now: node.machine.fetch_state(given.append, done.append, now))
     others: list[SimulatedNode] = [cluster.started(other) for other in groups]
-    cluster.run_until(lambda: all(one.machine.requests.live.has_newcomers for one in others), 60.0, "it asks")
+    cluster.run_until(lambda: all(one.machine.live.has_newcomers for one in others), 60.0, "it asks")
     for other, group in groups.items():
         offer(cluster.started(other), group)
     cluster.run_until(lambda: bool(done), 60.0, "the state")

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from netstorm.kvstore.asynchronous.replication import versions_of
+from netstorm.kvstore.asynchronous.server import versions_of
 from netstorm.kvstore.operations import UNBOUNDED
 from netstorm.lab.simulation.asynchronous import AsynchronousStore
 from tests.simulated.elastic import chaos
@@ -70,7 +70,7 @@ class AsynchronousProgram:
             slowest_s=job.slowest_s,
         )
         start = np.zeros(job.elements, "int64")
-        if self.node.machine.requests.needs_state:
+        if self.node.machine.needs_state:
             for name in job.names:
                 self._store.join(name, start)
             self._after_all([self._store.pull(name) for name in job.names], self._take_part)
@@ -78,7 +78,7 @@ class AsynchronousProgram:
             self._after_all([self._store.init(name, start) for name in job.names], self._begun)
 
     def _take_part(self):
-        self.node.process.call(self.node.machine.requests.late_start.without_state)
+        self.node.process.call(self.node.machine.begin_without_state)
         self._begun()
 
     def _begun(self):
@@ -201,24 +201,24 @@ class AsynchronousChaos(chaos.Chaos):
 
     def record_versions(self, node):
         """Record each version that a replica of this node confirms."""
-        joined = node.machine._life.joined
+        joined = node.machine.joined
         if joined is None:
             return
-        replication = joined.asynchronous._serving.replication
-        confirm = replication._kept
+        serving = joined.asynchronous._serving
+        confirm = serving._kept
 
         def kept(served, block, version):
             self.heard[block.place] = max(version, self.heard.get(block.place, 0))
             confirm(served, block, version)
 
-        replication._kept = kept
+        serving._kept = kept
 
     def states_without(self, ranks):
         """Return whether each state that anybody has heard of is at a rank that is none of these."""
         shown: dict[Any, int] = self.heard
         left: dict[Any, int] = {}
         for rank, program in self.programs.items():
-            joined = program.node.machine._life.joined
+            joined = program.node.machine.joined
             if not program.node.alive or joined is None:
                 continue
             serving = joined.asynchronous._serving
@@ -226,11 +226,11 @@ class AsynchronousChaos(chaos.Chaos):
             for served in serving._served.values():
                 for block in served.blocks.values():
                     if block.serving:
-                        alone = serving.replication.replica(block) is None
+                        alone = serving.replica(block) is None
                         version = block.version if alone else block.shown[0]
                         shown[block.place] = max(version, shown.get(block.place, 0))
                 if safe:
-                    for place, version in versions_of(served, serving.replication._copies).items():
+                    for place, version in versions_of(served, serving._copies).items():
                         left[place] = max(version, left.get(place, 0))
         return all(left.get(place, 0) >= version for place, version in shown.items())
 
@@ -285,7 +285,7 @@ class AsynchronousChaos(chaos.Chaos):
         lines = [f"seed {self.seed}: {self.nodes} nodes of {self.places}; {self.report.happened}"]
         for program in self.ended:
             node = program.node
-            joined = node.machine._life.joined
+            joined = node.machine.joined
             text = "" if joined is None else joined.asynchronous.waiting_text(1e18)
             lines.append(
                 f"  process {program.number}, rank {node.rank}: step {program.step} done={program.done} "
@@ -295,9 +295,9 @@ class AsynchronousChaos(chaos.Chaos):
             if node.alive and joined is not None:
                 serving = joined.asynchronous._serving
                 lines.append(
-                    f"    view={joined.asynchronous._view} silent={joined.state.policy.silent} "
+                    f"    view={joined.asynchronous._routed.view} silent={joined.state.policy.silent} "
                     f"members={joined.state.policy.members} "
-                    f"waits for {serving.replication.handover.waits_for} clocks="
+                    f"waits for {serving.handover.waits_for} clocks="
                     f"{[one.ended_by_rank for one in serving._staleness.clocks.values()]}"
                 )
                 lines += [

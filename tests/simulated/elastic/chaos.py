@@ -381,7 +381,7 @@ class Chaos:
         """Return where all programs are, for a failure."""
         lines = [f"seed {self.seed}: {self.nodes} nodes of {self.places}; {self.report.happened}"]
         for rank, program in sorted(self.programs.items()):
-            joined = program.node.machine._life.joined
+            joined = program.node.machine.joined
             lines.append(
                 f"  rank {rank}: step {program.step} done={program.done} alive={program.node.alive} "
                 f"state={program.has_state} error={program.error!r} failure={program.node.failure!r}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 def joined_nodes(chaos):
     """Return the nodes whose processes run and are in the job, by rank."""
     for rank, program in sorted(chaos.programs.items()):
-        joined = program.node.machine._life.joined
+        joined = program.node.machine.joined
         if program.running and joined is not None and chaos.cluster.is_member(program.node):
             yield rank, program, joined
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from netstorm.errors import WaitTimeout
 from netstorm.kvstore.asynchronous.blocks import Block, BlockCopies
-from netstorm.kvstore.asynchronous.replication import Replication
+from netstorm.kvstore.asynchronous.server import Serving
 from tests.simulated.elastic import asynchronous_chaos as chaos
 
 
@@ -59,7 +59,7 @@ def test_long_random_jobs():
 
 def no_copies(patch):
     """Pushes are confirmed before the replica has the state."""
-    patch.setattr(Replication, "lacks", lambda *_: False)
+    patch.setattr(Serving, "_lacks", lambda *_: False)
 
 
 def old_copies(patch):

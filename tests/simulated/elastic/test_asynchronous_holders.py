@@ -48,8 +48,8 @@ class Job:
         self.cluster.run_until_ended(pending, limit_s)
         return [one.result() for one in pending]
 
-    def replication(self, rank):
-        return self.stores[rank].machine._serving.replication
+    def serving(self, rank):
+        return self.stores[rank].machine._serving
 
     def push(self, ranks):
         self.ended([self.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in ranks])
@@ -71,32 +71,32 @@ class Job:
         store = self.stores[rank] = AsynchronousStore(node, self.cluster.timeline)
         store.join("w", np.zeros(NODES * 16, "int64"))
         self.ended([store.pull("w")])
-        node.process.call(node.machine.requests.late_start.without_state)
+        node.process.call(node.machine.begin_without_state)
         self.cluster.run_until(lambda: rank in self.stores[1].machine.owners.ranks, 10.0, "its blocks")
 
 
-def claims_more(replication):
+def claims_more(serving):
     """Says that it has newer states than anybody, and sends none."""
-    send = replication._send
+    send = serving._routed.send
 
-    def lie(target, message, payload):
+    def lie(target, message, payload=None):
         if isinstance(message, CopiesHeld):
             blocks = [HeldCopy(key=0, block=block, version=1000) for block in range(2 * NODES)]
             message = msgspec.structs.replace(message, copies=tuple(blocks))
         send(target, message, payload)
 
-    replication._send = lie
-    replication._give = lambda *_: None
+    serving._routed.send = lie
+    serving._give = lambda *_: None
 
 
-def sends_nothing(replication):
+def sends_nothing(serving):
     """Has states of which it says, and sends none."""
-    replication._give = lambda *_: None
+    serving._give = lambda *_: None
 
 
-def sends_older(replication):
+def sends_older(serving):
     """Sends other states than those of which it has told."""
-    ship = replication._ship
+    ship = serving._ship
 
     def give(self, rank, served, block, place):
         kept = self._copies.get(place) or BlockState(
@@ -104,12 +104,12 @@ def sends_older(replication):
         )
         ship(rank, place, replace(kept, version=1, applied=[0] * NODES))
 
-    replication._give = MethodType(give, replication)
+    serving._give = MethodType(give, serving)
 
 
-def says_nothing(replication):
+def says_nothing(serving):
     """Does not say what it has."""
-    replication.announce = lambda *_: None
+    serving._announce = lambda *_: None
 
 
 @pytest.mark.parametrize("lie", [claims_more, sends_nothing, sends_older, says_nothing])
@@ -119,7 +119,7 @@ def test_a_job_goes_on_with_the_states_of_others_if_a_rank_does_not_give_what_it
     job.push(range(NODES))
     job.crash(3)
     job.push((0, 1, 2))
-    lie(job.replication(1))  # keeps copies of what was rank 3's, and is rank 0's now
+    lie(job.serving(1))  # keeps copies of what was rank 3's, and is rank 0's now
     with caplog.at_level(logging.ERROR):
         job.come_back(3)
         for store in job.stores.values():
@@ -136,7 +136,7 @@ def test_a_rank_that_gets_no_state_from_anybody_names_those_and_the_job_goes_on_
     job.crash(3)
     job.push((0, 1, 2))
     for rank in (0, 1):
-        sends_nothing(job.replication(rank))
+        sends_nothing(job.serving(rank))
     job.come_back(3)
     job.push((0, 1, 2))  # what rank 3 cannot serve is rank 0's again, which has it
     assert set(job.pull(2)) == {4 + 3 + 3}
@@ -169,7 +169,7 @@ def test_a_rank_that_sends_states_piece_by_piece_is_not_silent():
     job.push(range(NODES))
     job.crash(3)
     job.push((0, 1, 2))
-    slow = job.replication(1)
+    slow = job.serving(1)
     give, late = slow._give, []
     slow._give = lambda *arguments: late.append(functools.partial(give, *arguments))
 
@@ -200,9 +200,11 @@ def test_a_silent_replica_stalls_owners_no_longer_than_the_scheduler_waits_for_i
 def test_a_replica_that_confirms_nothing_is_named_by_whoever_waits():
     job = Job()
     job.push(range(NODES))
-    mute = job.replication(2)
-    send = mute._send
-    mute._send = lambda to, message, payload: isinstance(message, CopyKept) or send(to, message, payload)
+    mute = job.serving(2)
+    send = mute._routed.send
+    mute._routed.send = lambda to, message, payload: (
+        isinstance(message, CopyKept) or send(to, message, payload)
+    )
     pending = [job.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in (0, 1, 3)]
     job.cluster.run_until_ended(pending, 2 * WAIT_S)
     for one in pending:
@@ -219,7 +221,7 @@ def test_states_that_are_asked_for_wait_until_it_is_known_who_has_the_newest(mon
         patch.setattr(slow, "states", lambda _, done: late.append(functools.partial(done, b"1")))
         pending, found = job.stores[0].pull_states("w")
         job.cluster.run_until(lambda: len(late) == 2, 5.0, "the store is asked")
-    says_nothing(job.replication(0))  # rank 1 does not know for 10 s what rank 0 has of its blocks
+    says_nothing(job.serving(0))  # rank 1 does not know for 10 s what rank 0 has of its blocks
     job.crash(3)
     for done in late:
         job.cluster.nodes[1].process.call(functools.partial(_call, done))
@@ -234,10 +236,10 @@ def _call(done, _now):
     done()
 
 
-def sends_no_states(replication):
+def sends_no_states(serving):
     """Sends blocks with right values, and something else than its update rule's states."""
-    ship = replication._ship
-    replication._ship = lambda rank, place, state: ship(rank, place, replace(state, states=b"many"))
+    ship = serving._ship
+    serving._ship = lambda rank, place, state: ship(rank, place, replace(state, states=b"many"))
 
 
 def test_a_state_that_the_update_rule_cannot_take_is_passed_over_for_that_of_another_holder(caplog):
@@ -246,7 +248,7 @@ def test_a_state_that_the_update_rule_cannot_take_is_passed_over_for_that_of_ano
     job.push(range(NODES))
     job.crash(3)
     job.push((0, 1, 2))
-    sends_no_states(job.replication(1))  # keeps copies of what was rank 3's, and is rank 0's now
+    sends_no_states(job.serving(1))  # keeps copies of what was rank 3's, and is rank 0's now
     with caplog.at_level(logging.ERROR):
         job.come_back(3)
         job.push(range(NODES))
@@ -265,7 +267,7 @@ def test_a_block_of_which_no_state_is_left_names_the_rank_that_sent_something_el
     owners, key = job.stores[2].machine.owners, job.cluster.nodes[2].keys["w"]
     pairs = {(owners.owner(key, block), owners.replica(key, block)) for block in range(2 * NODES)}
     assert (3, 0) in pairs
-    sends_no_states(job.replication(3))
+    sends_no_states(job.serving(3))
     job.push(range(NODES))
     job.crash(3)
     pending = [job.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in (0, 1, 2)]

@@ -31,9 +31,9 @@ class HostileOwner(HostileMember):
         target = self._chance.choice(self._others())
         if isinstance(message, KINDS):
             changes = {"path": (self._rank, int(target)), "hop": 1}
-            joined = self._node.machine._life.joined
+            joined = self._node.machine.joined
             if joined is not None and self._chance.random() < 0.9:
-                changes["view"] = joined.asynchronous._view
+                changes["view"] = joined.asynchronous._routed.view
             if hasattr(message, "key") and self._chance.random() < 0.8:
                 changes["key"] = 0
             message = msgspec.structs.replace(message, **changes)

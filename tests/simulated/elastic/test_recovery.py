@@ -51,7 +51,7 @@ def test_one_peer_that_is_alive_is_enough_to_take_the_job_over(seed, nodes, sile
     run.run_to_the_end()
     assert serves(scheduler)
     assert all(one.step == STEPS for rank, one in run.programs.items() if rank > 0 or not dies)
-    followed = {node.machine.requests.live.scheduler for node in cluster.nodes if node.alive}
+    followed = {node.machine.live.scheduler for node in cluster.nodes if node.alive}
     assert {address and address[0] for address in followed} == {"elsewhere"}, "whom nodes ask for the time"
 
 

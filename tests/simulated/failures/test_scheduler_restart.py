@@ -150,7 +150,7 @@ def test_nodes_go_on_as_far_as_they_have_been_granted_while_the_scheduler_is_awa
     cluster.run_for(20.0)
     assert not any(one.ended for one in waiting)
     node = cluster.nodes[0]
-    assert "the scheduler, away for" in node.machine._deadlines.waiting_text(node.process.now())
+    assert "the scheduler, away for" in node.machine.waiting_text(node.process.now())
     cluster.start(SCHEDULER)
     cluster.run_until_ended(waiting, 5.0)
     assert all((one.result() == 3).all() for one in waiting)

@@ -98,7 +98,7 @@ programs = st.builds(
 def most_stored(cluster):
     """Return the most bytes of one sender's messages that any node stores for its program."""
     ranks = range(cluster.size)
-    nodes = [node.machine.requests.point_to_point for node in cluster.nodes]
+    nodes = [node.machine.require_joined().point_to_point for node in cluster.nodes]
     return max(node.stored_bytes(sender) for node in nodes for sender in ranks)
 
 

@@ -226,7 +226,7 @@ def test_a_failed_job_fails_every_message():
 def test_a_receive_that_waits_too_long_ends_the_job_and_says_for_what():
     cluster = SimulatedCluster(4, wait_timeout_s=30.0).join()
     receive = cluster.nodes[0].receive(3, (3, 4), tag=7)
-    assert cluster.nodes[0].machine.requests.outstanding() == 1
+    assert cluster.nodes[0].machine.outstanding() == 1
     cluster.run_until_ended([receive], 100.0)
     assert isinstance(receive.error, WaitTimeout)
     assert "a message from rank 3 (tag 7, float32 (3, 4))" in str(receive.error)

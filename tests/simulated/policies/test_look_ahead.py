@@ -90,7 +90,7 @@ def test_what_is_held_is_dropped_when_a_rank_fails():
     cluster = three_ranks(look_ahead_s=30.0)
     pending = [cluster.nodes[rank].push("w", VALUES) for rank in (0, 1)]
     cluster.run_for(0.1)
-    cluster.nodes[2].process.call(lambda now: cluster.nodes[2].machine.requests.fail("a test", now))
+    cluster.nodes[2].process.call(lambda now: cluster.nodes[2].machine.fail("a test", now))
     cluster.run_until_ended(pending, 20.0)
     assert all(one.error is not None for one in pending)
     cluster.run_for(60.0)

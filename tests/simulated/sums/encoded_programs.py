@@ -93,12 +93,12 @@ class EncodedProgram:
     def _joined(self):
         node, job = self.node, self.job
         self.pushes = EncodedPushes(node, "w", job.shape, self.codec, job.places)
-        if not node.machine.requests.needs_state:
+        if not node.machine.needs_state:
             self._next()
             return
         pending = Pending(node.timeline, f"rank {node.rank}: the job's state")
         node.pending.append(pending)
-        node.process.call(lambda now: node.machine.requests.fetch_state(self._take, pending.done, now))
+        node.process.call(lambda now: node.machine.fetch_state(self._take, pending.done, now))
         pending.then(lambda: self._next() if pending.error is None else None)
 
     def _take(self, snapshot):
@@ -107,7 +107,7 @@ class EncodedProgram:
         self.pushes.go_on_at(snapshot.step, self.began_with, occasional)
 
     def _offer(self):
-        if self.node.machine.requests.live.has_newcomers:
+        if self.node.machine.live.has_newcomers:
             content = msgspec.msgpack.encode(self.pushes.agreed())
             snapshot = StateSnapshot(
                 step=self.step,
@@ -115,9 +115,9 @@ class EncodedProgram:
                 crc=checksum(content),
                 rounds=self.pushes.next_rounds(),
                 barriers=0,
-                requests=self.node.machine.requests.live.state_requests,
+                requests=self.node.machine.live.state_requests,
             )
-            self.node.process.call(lambda now: self.node.machine.requests.offer_state(snapshot, now))
+            self.node.process.call(lambda now: self.node.machine.offer_state(snapshot, now))
 
     def _next(self):
         if not self.node.alive or self.node.failure is not None:

@@ -22,7 +22,7 @@ def report(cluster: SimulatedCluster, rank: int, round: int) -> Pending:
     times = StepTimes(training=0, round=round, step_s=STEP_S[rank], least=1, most=9)
     request = StepsRequest(report=times, done=pending.done)
     pending.collect_with(lambda: request.steps)  # type: ignore[arg-type, return-value]
-    node.process.call(lambda _: node.machine.requests.local_steps.report(request))
+    node.process.call(lambda _: node.machine.local_steps.report(request))
     return pending
 
 

@@ -23,7 +23,7 @@ from tests.simulated.jobs import random_detours, random_policy
 
 def register(node, name, shape, dtype="float32"):
     key = node.keys[name] = Key(0, name, shape, dtype, form=ROW_SPARSE)
-    node.process.call(lambda now: node.machine.requests.register(key, now))
+    node.process.call(lambda now: node.machine.register(key, now))
     return key
 
 
@@ -56,7 +56,7 @@ def push(cluster, node, key, rows, *, priority=0):
         done=pending.done,
         priority=priority,
     )
-    node.process.call(lambda now: node.machine.requests.submit(operation, now))
+    node.process.call(lambda now: node.machine.submit(operation, now))
     return pending
 
 

@@ -48,7 +48,7 @@ class OneTensor:
         pending.collect_with(lambda: self.values[rank])
 
         def submit(operation: Operation) -> None:
-            node.process.call(lambda now: node.machine.requests.submit(operation, now))
+            node.process.call(lambda now: node.machine.submit(operation, now))
 
         run_in_turn(operations, submit, pending.done)
         return pending

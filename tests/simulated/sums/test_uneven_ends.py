@@ -150,7 +150,7 @@ def test_while_others_go_on_a_finished_rank_waits_for_nothing_and_never_gives_up
         pushed = [cluster.nodes[rank].push("w", np.ones(4)) for rank in (0, 2)]
         cluster.run_until_ended(pushed, 4.0)
         assert all((one.result() == 2).all() for one in pushed)
-        assert cluster.nodes[1].machine.requests.outstanding() == 0
+        assert cluster.nodes[1].machine.outstanding() == 0
     assert not ended.ended
     cluster.finish()
 

@@ -27,7 +27,7 @@ def test_what_comes_for_it_waits_and_so_does_what_its_program_asks():
     pending = [push(node) for node in job.nodes]
     job.run_for(1.9)
     assert not any(one.ended for one in pending)
-    assert not job.nodes[1].process.stack.machine.requests.outstanding()
+    assert not job.nodes[1].process.stack.machine.outstanding()
     job.run_until_ended(pending, 5.0)
     assert [one.result().tolist() for one in pending] == [[2.0] * 4] * 2
 

@@ -11,28 +11,31 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NoRoom, NotAuthorised, ProtocolViolation
-from netstorm.kvstore.asynchronous.blocks import Gradient, Owners, Staleness
+from netstorm.kvstore.asynchronous.blocks import AsynchronousOutbox, Gradient, Owners, Staleness
 from netstorm.kvstore.asynchronous.client import Requests
 from netstorm.kvstore.asynchronous.server import Serving
 from netstorm.kvstore.operations import Done, Outbox, PullOperation, PushOperation, StatesOperation
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Applied, HeldClocks, Pull, States, Tick, Value
-from netstorm.pslite.machine import WaitingBytes
+from netstorm.pslite.machine import Call, WaitingBytes
+from netstorm.topology.network import Rank
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 from tests.unit.kvstore.asynchronous.test_owners import key, push
 
 OWNERS = Owners((1, 0, 1))
 """Rank 0 owns the first and third chunk of the key, rank 2 the second one."""
+STAR = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 0)),), weights=(1,))
 
 
 class Asking:
     """Rank 1, which owns nothing, with an open push and an open pull of a key."""
 
     def __init__(self) -> None:
-        self.done: list[str] = []
-        self.requests: Final = Requests(
-            OWNERS, Counters(), send=lambda *_: None, complete=lambda done, _: done(None)
-        )
+        self._done: list[str] = []
+        self.outbox: Final = Outbox()
+        self.requests: Final = Requests(OWNERS, Counters(), AsynchronousOutbox(1, STAR, self.outbox))
         self.values: Final = np.zeros(10, np.float32)
         self.states: Final[dict[int, bytes]] = {}
         self.requests.begin(
@@ -43,7 +46,14 @@ class Asking:
         )
 
     def notes(self, name: str) -> Done:
-        return lambda _: self.done.append(name)
+        return lambda _: self._done.append(name)
+
+    @property
+    def done(self) -> list[str]:
+        for instruction in self.outbox.take():
+            if isinstance(instruction, Call):
+                instruction.function()
+        return self._done
 
     def ask_for_states(self) -> None:
         self.requests.begin(
@@ -104,9 +114,8 @@ def new_serving(rank=0, waiting=None):
         rank,
         3,
         OWNERS,
-        Outbox(),
+        AsynchronousOutbox(rank, STAR, Outbox()),
         Counters(),
-        answer=lambda *_: None,
         end_job=lambda _: None,
         on_progress=lambda: None,
         waiting=waiting,

@@ -7,7 +7,7 @@ import pytest
 
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import Block, BlockCopies, BlockState, Clocks, Owners, pieces_of
-from netstorm.kvstore.asynchronous.replication import Handover
+from netstorm.kvstore.asynchronous.server import Handover
 from netstorm.protocol.messages import CopiesHeld, HeldCopy
 from tests.unit.kvstore.asynchronous.test_owners import key, push, values
 

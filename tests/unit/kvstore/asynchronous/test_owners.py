@@ -9,10 +9,10 @@ import pytest
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import Block, Clocks, Owners, chunks_of
 from netstorm.kvstore.forms import Key
-from netstorm.kvstore.paths.routes import check_route, forwarded, reroute_message
+from netstorm.kvstore.paths.routes import check_route, forwarded_send, queue_order, reroute_message
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import KeyGrant, Push, Tick
-from netstorm.pslite.machine import Send
+from netstorm.pslite.machine import URGENT, Send
 
 
 def key(elements: int = 10, chunk_size: int = 4, first_slot: int = 0) -> Key:
@@ -99,10 +99,10 @@ def tick(path: tuple[int, ...], hop: int) -> Tick:
 def test_a_message_is_passed_on_until_the_end_of_its_path():
     first = tick((3, 1, 2), 1)
     check_route(first, Peer(3), rank=1, size=4)
-    send = forwarded(first, None, 0, 0)
+    send = forwarded_send(first, None, 0, queue_order(first, 0))
     assert send is not None
     assert (send.peer, send.message) == (2, msgspec.structs.replace(first, hop=2))
-    assert forwarded(tick((3, 1, 2), 2), None, 0, 0) is None
+    assert forwarded_send(tick((3, 1, 2), 2), None, 0, URGENT) is None
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ def test_a_place_that_no_node_has_stays_in_the_list_without_a_port():
 
 def test_what_was_known_of_a_rank_that_left_is_forgotten():
     one = roster()
-    one.record_finished(1, {0: 5})
+    one.finished[1] = {0: 5}
     one.suspect(1, "no answer", 1.0)
     one.change((member(0), member(2)))
-    assert one.finished() == {}
+    assert one.finished == {}
     assert one.undecided_error(100.0, 1.0) is None
 
 
@@ -64,8 +64,8 @@ def test_a_rank_that_joined_later_and_has_finished_is_not_missed_by_groups_of_so
         key=key, round=0, source=None, destination=None, done=lambda _: None, call=call, form=form
     )
     one = roster()
-    one.record_finished(1, {})
+    one.finished[1] = {}
     assert one.uneven_error([operation]) is not None
     one.change((member(0), member(1, 99), member(2)))
-    one.record_finished(1, {})
+    one.finished[1] = {}
     assert one.uneven_error([operation]) is None

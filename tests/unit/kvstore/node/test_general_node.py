@@ -87,13 +87,13 @@ class Driven:
             done=outcome.append,
             rule=rule,
         )
-        self.node.requests.submit(operation, self.now)
+        self.node.submit(operation, self.now)
         self.take_instructions()
         return outcome
 
     def new_key(self, name="w"):
         key = Key(0, name, (4,), "float32")
-        self.node.requests.register(key, self.now)
+        self.node.register(key, self.now)
         return key
 
 
@@ -112,7 +112,7 @@ def test_the_first_message_is_a_request_to_join():
 def test_joining_gives_a_rank_and_everybodys_address():
     driven = Driven()
     joined: list[Exception | None] = []
-    driven.node.requests.when_joined(joined.append)
+    driven.node.when_joined(joined.append)
     driven.join(rank=1)
     assert joined == [None]
     assert driven.node.rank == 1
@@ -173,7 +173,7 @@ def test_a_failure_ends_what_is_outstanding_and_everything_later(kind, error):
     driven = Driven().join()
     outcome = driven.push(driven.new_key())
     barrier: list[Exception | None] = []
-    driven.node.requests.barrier(barrier.append, driven.now)
+    driven.node.barrier(barrier.append, driven.now)
     driven.deliver(m.PeerGone(rank=2, kind=kind, reason="rank 2 (10.0.0.1:4002) is gone"))
     later = driven.push(driven.new_key("v"))
     for [raised] in (outcome, barrier, later):
@@ -224,7 +224,7 @@ def test_finishing_waits_until_no_rank_needs_this_node():
     driven.grant()
     driven.push(key)
     done: list[Exception | None] = []
-    driven.node.requests.finish(done.append, driven.now)
+    driven.node.finish(done.append, driven.now)
     driven.take_instructions()
     assert driven.sent(m.Finished) == [m.Finished(last_rounds={0: 0})]
     assert (done, driven.node.state) == ([], NodeState.FINISHING)
@@ -236,7 +236,7 @@ def test_finishing_waits_until_no_rank_needs_this_node():
 def test_no_scheduler_is_asked_for_again_until_the_deadline():
     driven = Driven(join_timeout_s=20)
     joined: list[Exception | None] = []
-    driven.node.requests.when_joined(joined.append)
+    driven.node.when_joined(joined.append)
     driven.node.link_lost(SCHEDULER, "connection refused", [], driven.now)
     driven.take_instructions()
     assert len(driven.sent(m.Join)) == 2
@@ -295,7 +295,7 @@ def test_an_operation_counts_as_waiting_from_when_the_user_asks_for_it():
     driven = Driven().join()
     driven.wait(1.0)
     key = Key(0, "w", (4,), "float32")
-    driven.node.requests.register(key, driven.now)
+    driven.node.register(key, driven.now)
     driven.push(key)
     driven.wait(1.5)
     driven.wait(1.5)

@@ -132,9 +132,9 @@ def small(path, number=0):
 def test_a_message_in_the_name_of_a_rank_waits_unless_that_rank_sends_over_the_forwarding_node():
     node = new_node()  # rank 0; the chain leads 3's messages over 2 and 1
     node.receive(Peer(1), small((3, 2, 1, 0)), b"x", None, 1.0)
-    assert node.requests.point_to_point.stored_bytes(3) > 0
+    assert node.require_joined().point_to_point.stored_bytes(3) > 0
     node.receive(Peer(2), small((1, 2, 0)), b"forged", None, 1.0)
-    assert node.requests.point_to_point.stored_bytes(1) == 0
+    assert node.require_joined().point_to_point.stored_bytes(1) == 0
     assert node.counters.get("messages_held") == 1
 
 
@@ -145,7 +145,7 @@ def test_what_waits_for_a_policy_is_handled_once_that_is_here():
     node.receive(SCHEDULER, m.NewPolicy(policy=star), None, None, 1.1)
     assert node.next_tick() <= 1.1
     node.tick(1.1)
-    assert node.requests.point_to_point.stored_bytes(1) > 0
+    assert node.require_joined().point_to_point.stored_bytes(1) > 0
 
 
 def part(path, **fields):

@@ -15,6 +15,7 @@ from netstorm.kvstore.state_transfer import PIECE_BYTES, Fetching, Providing, St
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.messages import StateAsked, StateOffered, StatePiece, StateWanted
+from tests.unit.kvstore.state_transfer.routed import Sent
 
 
 def snapshot(step=4, size=3 * PIECE_BYTES + 17, *, seed=1):
@@ -42,9 +43,8 @@ class Newcomer:
         self.sent: list[Any] = []
         self.got: list[Any] = []
         self.counters = Counters()
-        self.fetching = Fetching(
-            lambda rank, message: self.sent.append((rank, message)), self.got.append, self.counters
-        )
+        routed = Sent(lambda rank, message, _: self.sent.append((rank, message)))
+        self.fetching = Fetching(routed, self.got.append, self.counters)
         self.fetching.ask(set(ranks))
 
     def asked(self):
@@ -166,7 +166,7 @@ def test_whatever_order_things_come_in_and_whoever_is_lost_the_state_is_right(se
     state = snapshot(size=pieces * PIECE_BYTES + chance.randrange(100), seed=seed)
     newcomer = Newcomer(*range(ranks))
     providers = {
-        rank: Providing(lambda *sent, rank=rank: answers.append((rank, *sent)), Counters())
+        rank: Providing(Sent(lambda *sent, rank=rank: answers.append((rank, *sent))), Counters())
         for rank in range(ranks)
     }
     answers: list[Any] = []

@@ -12,6 +12,7 @@ from netstorm.kvstore.state_transfer import PIECE_BYTES, Providing, StateSnapsho
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.messages import StateAsked, StateOffered
+from tests.unit.kvstore.state_transfer.routed import Sent
 
 CONTENT = bytes(range(256)) * (PIECE_BYTES // 256) + b"the rest"
 STATE = StateSnapshot(step=3, content=CONTENT, crc=checksum(CONTENT), rounds={0: 3})
@@ -22,7 +23,7 @@ class Provider(Providing):
 
     def __init__(self):
         self.sent: list[Any] = []
-        super().__init__(lambda *sent: self.sent.append(sent), Counters())
+        super().__init__(Sent(lambda *sent: self.sent.append(sent)), Counters())
 
     def taken(self):
         found, self.sent = self.sent, []
