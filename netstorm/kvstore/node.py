@@ -48,8 +48,8 @@ from netstorm.kvstore.paths.routes import (
     parts_to_resend,
     relay_confirmation,
 )
-from netstorm.kvstore.rounds.aggregation import Aggregation, ZeroContributions
 from netstorm.kvstore.rounds.bindings import Bindings
+from netstorm.kvstore.rounds.node_rounds import NodeRounds, ZeroContributions
 from netstorm.kvstore.state_transfer import StateSnapshot, StateTransfer
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
@@ -372,8 +372,8 @@ class JoinedNode:
 
     def _aggregation(
         self, joined: m.Joined, roster: Roster, outbox: Outbox, auxiliary: AuxiliaryOptions
-    ) -> Aggregation:
-        return Aggregation(
+    ) -> NodeRounds:
+        return NodeRounds(
             roster.rank,
             self.bindings,
             outbox,
@@ -559,7 +559,7 @@ class JoinedNode:
 
 
 def add_granted_keys(
-    aggregation: Aggregation, specs: Iterable[m.KeySpec], grants: Iterable[m.KeyGrant]
+    aggregation: NodeRounds, specs: Iterable[m.KeySpec], grants: Iterable[m.KeyGrant]
 ) -> None:
     """Take part in the sums of keys that others have registered, and this rank's program has not yet."""
     for spec, grant in zip(specs, grants, strict=True):
@@ -799,7 +799,7 @@ _REPORT_EVERY_S: Final = 0.5
 class Neighbours:
     """The traffic of one node with its neighbours, beside that of the trees."""
 
-    def __init__(self, roster: Roster, aggregation: Aggregation, detours: Detours, outbox: Outbox) -> None:
+    def __init__(self, roster: Roster, aggregation: NodeRounds, detours: Detours, outbox: Outbox) -> None:
         self._roster: Final = roster
         self._aggregation: Final = aggregation
         self._detours: Final = detours
@@ -817,7 +817,7 @@ class Neighbours:
             NoRoom: it would have to wait, and too much waits already.
         """
         check_path(part, peer, self._roster.rank, len(self._roster.members))
-        if not self._aggregation.incoming.relay(part, payload, payload_crc):
+        if not self._aggregation.relay(part, payload, payload_crc):
             confirmation = None if part.around else delivery_confirmation(part)
             try:
                 self._aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
@@ -865,7 +865,7 @@ class Neighbours:
             _log.info("%s cannot be reached from here: %s", self._roster.describe(target), reason)
             self._roster.suspect(target, reason, now)
             self._outbox.send_to_scheduler(m.Suspect(rank=target, reason=reason))
-        parts = parts_to_resend(undelivered, self._roster.rank, self._aggregation.incoming.is_obsolete)
+        parts = parts_to_resend(undelivered, self._roster.rank, self._aggregation.is_obsolete)
         self._outbox.add_all(parts)
         self._outbox.add_all(messages_to_resend(undelivered))
 

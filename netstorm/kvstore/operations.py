@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -356,34 +357,29 @@ PointToPointOperation: TypeAlias = SendOperation | ReceiveOperation
 
 
 class OperationQueue:
-    """Operations that wait for a policy or for earlier rounds, by round.
+    """Operations that wait for a policy or for earlier rounds.
 
     They come in any order, since the caller's engine starts them when their data is there.
+
+    Attributes:
+        by_key: those of each key, the lowest round first. The caller removes those that begin.
     """
 
     def __init__(self) -> None:
-        self._by_key: Final[dict[int, list[Operation]]] = {}
+        self.by_key: Final[dict[int, list[Operation]]] = {}
 
     def add(self, operation: Operation) -> None:
         """Queue an operation."""
-        waiting = self._by_key.setdefault(operation.key.identity, [])
-        bisect.insort(waiting, operation, key=_round)
-
-    def of(self, key: int) -> list[Operation]:
-        """Return the operations of a key, the lowest round first. The caller removes those that begin."""
-        return self._by_key.get(key, [])
+        waiting = self.by_key.setdefault(operation.key.identity, [])
+        bisect.insort(waiting, operation, key=attrgetter("round"))
 
     def __iter__(self) -> Iterator[Operation]:
-        for waiting in self._by_key.values():
+        for waiting in self.by_key.values():
             yield from waiting
 
     def clear(self) -> None:
         """Drop all operations."""
-        self._by_key.clear()
-
-
-def _round(operation: Operation) -> int:
-    return operation.round
+        self.by_key.clear()
 
 
 # The instructions of a node, in order, until its driver takes them. Pure.

@@ -8,8 +8,8 @@ import pytest
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation, Outbox
-from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.bindings import Bindings
+from netstorm.kvstore.rounds.node_rounds import NodeRounds
 from netstorm.observe.log import Counters
 from netstorm.protocol.codecs import UNDETERMINED_FORM
 from netstorm.protocol.frames import Peer, bits_to_wire, checksum
@@ -46,7 +46,7 @@ class Ranks:
         self.counters = [Counters() for _ in range(self.size)]
         self.outboxes = [Outbox() for _ in range(self.size)]
         self.nodes = [
-            Aggregation(r, self.bindings[r], self.outboxes[r], self.counters[r]) for r in range(self.size)
+            NodeRounds(r, self.bindings[r], self.outboxes[r], self.counters[r]) for r in range(self.size)
         ]
         self.in_flight = []
 
@@ -370,4 +370,4 @@ def test_nothing_is_left_of_rounds_that_were_held():
     for node in ranks.nodes:
         node.tick(0.0)
         assert node.next_tick() == float("inf")
-        assert not node._sums.withheld._by_number
+        assert not node.look_ahead._by_number

@@ -25,7 +25,7 @@ def begun(number, key=0):
 def open_round():
     key = Key(0, "w", (CHUNKS,), "float32")
     key.set_grant(KeyGrant(namespace=0, name="w", key=0, first_slot=0, offset=0, chunk_size=1))
-    return Round(key, 0, PLAN, key.form, {})
+    return Round(key, 0, PLAN, key.form)
 
 
 def test_short_rounds_are_reported_at_once_and_only_once():
