@@ -518,7 +518,7 @@ class JoinedNode:
         """Return whether there is something to announce to the scheduler."""
         aggregation = self.aggregation
         return (
-            aggregation.topology_requests.has_pending()
+            bool(aggregation.topology_requests.pending)
             or bool(aggregation.takeover.announcements)
             or aggregation.views.caught_up
         )
@@ -1013,7 +1013,7 @@ class RoundProgress:
         return joined is not None and (
             self._life.registration.has_request()
             or joined.has_announcements()
-            or joined.aggregation.calls.has_reports()
+            or bool(joined.aggregation.calls.reports)
         )
 
     def begin_zero_contributions(self) -> None:
@@ -1024,7 +1024,7 @@ class RoundProgress:
     def zeros_are_due(self) -> bool:
         """Return whether `contribute_zeros` has something to do."""
         return (
-            self._zeros.has_pending()
+            bool(self._zeros.pending)
             and self._life.state is NodeState.FINISHING
             and bool(self._life.roster.unfinished())
         )

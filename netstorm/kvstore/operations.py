@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 from zlib import crc32
@@ -405,7 +406,7 @@ class Outbox:
 
     def complete(self, done: Done, error: Exception | None) -> None:
         """Have `done` called, with the error if there is one."""
-        self._instructions.append(Call(function=lambda: done(error)))
+        self._instructions.append(Call(function=partial(done, error)))
 
     def complete_all(self, waiting: list[Done], error: Exception | None) -> None:
         """Have each of `waiting` called, and clear the list."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import NodeLost, NotAuthorised, ProtocolViolation
-from netstorm.kvstore.forms import Collective, Form, Key, UndeterminedForm
+from netstorm.kvstore.forms import ChunkLayout, Collective, Form, Key, UndeterminedForm
 from netstorm.kvstore.operations import CollectiveCall, Operation, OperationQueue, Outbox
 from netstorm.kvstore.paths.dispatch import AuxiliaryOptions, Dispatch
 from netstorm.kvstore.paths.routes import forwarded_send
@@ -164,7 +164,7 @@ class Aggregation:
     def _may_begin(self, operation: Operation) -> int | None:
         """Return the policy version that an operation runs under, or None while it must wait."""
         key, number = operation.key, operation.round
-        if number > self.complete.up_to(key.identity) + key.rounds_under_way:
+        if number > self.complete.up_to[key.identity] + key.rounds_under_way:
             return None
         if not all(extension.may_begin(operation) for extension in self.extensions):
             return None
@@ -304,7 +304,7 @@ class Aggregation:
             payload,
             key=key,
             plan=plan,
-            complete=self.complete.up_to(part.key) + sum(one.lag(key, part, plan) for one in self.extensions),
+            complete=self.complete.up_to[part.key] + sum(one.lag(key, part, plan) for one in self.extensions),
             bound=bound if moved is None else moved.version,
         )
         version = part.version if bound is None else bound
@@ -320,7 +320,8 @@ class Aggregation:
         if part.version != round.plan_of(chunk).version:  # it has moved just now
             self.counters.add("parts_of_moved_chunks")
         elif part.phase is Phase.REDUCE:
-            self._terms_came(round, part.loss)
+            if part.loss is not None:
+                self._terms_came(round, part.loss)
             for extension in round.extensions:
                 if not extension.counts(round, part, contributors):
                     return
@@ -336,7 +337,8 @@ class Aggregation:
             self.counters.add("results_known_before")
         else:
             check_sum_is_in(peer, part, round)
-            self._terms_came(round, part.loss)
+            if part.loss is not None:
+                self._terms_came(round, part.loss)
             for extension in round.extensions:
                 extension.accepted(round, part)
             self.send_down(round, chunk, payload, payload_crc, part.priority, contributors=contributors)
@@ -356,10 +358,9 @@ class Aggregation:
         for technique in self.techniques:
             technique.terms_known()
 
-    def _terms_came(self, round: Round, terms: LossTerms | None) -> None:
-        if terms is not None:
-            for extension in self.extensions:
-                extension.terms_came(round, terms)
+    def _terms_came(self, round: Round, terms: LossTerms) -> None:
+        for extension in self.extensions:
+            extension.terms_came(round, terms)
 
     # --------------------------------------------------------------------------------------- sums and results
 
@@ -530,7 +531,7 @@ class Aggregation:
             extension.dropped(round)
             extension.ended(round)
         self.complete.add(key, round.round)
-        self.bindings.forget_before(key, self.complete.up_to(key) + 1)
+        self.bindings.forget_before(key, self.complete.up_to[key] + 1)
         self._changed.append(key)
         if operation is None:
             return
@@ -612,7 +613,7 @@ class Aggregation:
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        due = min(self.calls.next_tick(), self.topology_requests.next_tick())
+        due = min(self.calls.next_tick(), self.topology_requests.due)
         return min(due, *(extension.next_tick() for extension in self.extensions)) if self.extensions else due
 
     def fail_all(self, error: Exception) -> None:
@@ -694,7 +695,7 @@ def check_part(
             "earlier round"
         )
     contributors = _check_sender(peer, part, key, plan, plan.tree_of(layout.slots[part.chunk]))
-    _check_payload(part, payload, key, form, contributors)
+    _check_payload(part, payload, contributors, key=key, form=form, layout=layout)
     return form, contributors
 
 
@@ -705,11 +706,12 @@ def check_result(part: Part, payload: Buffer | None, key: Key, plan: Plan) -> tu
         ProtocolViolation: no correct node sends it.
     """
     form, contributors = _form(part, key, plan), bits_from_wire(part.contributors)
-    if not 0 <= part.chunk < key.layout_of(form).chunks or part.dtype != key.spec.dtype or not contributors:
+    layout = key.layout_of(form)
+    if not 0 <= part.chunk < layout.chunks or part.dtype != key.spec.dtype or not contributors:
         raise ProtocolViolation(f"{_name(part, key)}, of {part.dtype}, is none that this key can have")
     if contributors >> plan.policy.size:
         raise ProtocolViolation(f"{_name(part, key)} counts ranks that the job does not have")
-    _check_payload(part, payload, key, form, contributors)
+    _check_payload(part, payload, contributors, key=key, form=form, layout=layout)
     return form, contributors
 
 
@@ -736,9 +738,11 @@ def check_sum_is_in(peer: Peer, part: Part, round: Round) -> None:
         )
 
 
-def _check_payload(part: Part, payload: Buffer | None, key: Key, form: Form, contributors: int) -> None:
+def _check_payload(
+    part: Part, payload: Buffer | None, contributors: int, *, key: Key, form: Form, layout: ChunkLayout
+) -> None:
     if payload is not None:
-        start, end = key.layout_of(form).bounds[part.chunk]
+        start, end = layout.bounds[part.chunk]
         problem = form.problem(payload, end - start, contributors)
         if problem is not None:
             raise ProtocolViolation(f"{_name(part, key)} {problem}")
@@ -867,7 +871,11 @@ bytes."""
 
 
 class WaitingCalls:
-    """The collective calls of one node that have not completed."""
+    """The collective calls of one node that have not completed.
+
+    Attributes:
+        reports: to the scheduler, to be taken.
+    """
 
     def __init__(self) -> None:
         self._new: Final[dict[int, Operation]] = {}
@@ -875,7 +883,7 @@ class WaitingCalls:
         self._reported: Final[dict[int, Operation]] = {}
         self._deadline = math.inf
         """The first time-out among them, or of one that has completed since."""
-        self._reports: Final[list[Message]] = []
+        self.reports: Final[list[Message]] = []
 
     def add(self, operation: Operation) -> None:
         """Record that an operation has been submitted that carries out a call."""
@@ -896,7 +904,7 @@ class WaitingCalls:
             self._reported[identity] = self._new.pop(identity)
             due.append(_report(operation.call))
         if due:
-            self._reports.append(CallsWaiting(calls=tuple(due)))
+            self.reports.append(CallsWaiting(calls=tuple(due)))
         if now >= self._deadline:
             self._time_out(now)
 
@@ -905,14 +913,10 @@ class WaitingCalls:
         first = next(iter(self._new.values()), None)
         return self._deadline if first is None else min(self._deadline, first.begun_at + _PATIENCE_S)
 
-    def has_reports(self) -> bool:
-        """Return whether there is something to report."""
-        return bool(self._reports)
-
     def take_reports(self) -> list[Message]:
         """Return the reports to the scheduler, once."""
-        taken = list(self._reports)
-        self._reports.clear()
+        taken = list(self.reports)
+        self.reports.clear()
         return taken
 
     def report_again(self) -> None:
@@ -926,7 +930,7 @@ class WaitingCalls:
         """Forget all calls."""
         self._new.clear()
         self._reported.clear()
-        self._reports.clear()
+        self.reports.clear()
         self._deadline = math.inf
 
     def _time_out(self, now: float) -> None:
@@ -934,7 +938,7 @@ class WaitingCalls:
         for operation in operations:
             call = operation.call
             if call is not None and now >= _deadline(operation):
-                self._reports.append(
+                self.reports.append(
                     CallTimedOut(call=_report(call), members=call.members, seconds=call.timeout_s)
                 )
                 self._deadline = math.inf  # it ends the job
@@ -974,18 +978,18 @@ class TopologyRequests:
 
     Attributes:
         round_s: duration of the last round, in s; set from outside.
+        pending: to be sent now.
+        due: when `tick` has something to do.
     """
 
     def __init__(self) -> None:
         self.round_s = 0.0
-        self._pending: list[RoundBegun] = []
-        """To be sent now."""
+        self.pending: list[RoundBegun] = []
+        self.due = math.inf
         self._deferred: Final[dict[int, RoundBegun]] = {}
         """By key: to be sent shortly before the end of the round."""
         self._gathered: Final[dict[int, list[RoundBegun]]] = {}
         """By key: to be sent when there are enough of them."""
-        self._gathered_at = math.inf
-        """When the first of them came."""
         self._recent: Final[dict[int, deque[RoundBegun]]] = {}
         """The last ones, by key."""
 
@@ -1000,11 +1004,11 @@ class TopologyRequests:
         elif enough > 1:
             gathered = self._gathered.setdefault(round.key, [])
             gathered.append(round)
-            self._gathered_at = min(self._gathered_at, now)
+            self.due = min(self.due, now + _LONGEST_S)
             if len(gathered) >= enough:
                 self.request_all(round.key)
         else:
-            self._pending.append(round)
+            self.pending.append(round)
 
     def record_result(self, round: Round) -> None:
         """Record that one more result of a round is here."""
@@ -1015,32 +1019,24 @@ class TopologyRequests:
         """Defer the request for the next round of a key no longer."""
         begun = self._deferred.pop(key, None)
         if begun is not None:
-            self._pending.append(begun)
+            self.pending.append(begun)
 
     def request_all(self, key: int) -> None:
         """Report everything of a key now: a round waits for the answer, or for the scheduler's comparison."""
-        self._pending += self._gathered.pop(key, ())
+        self.pending += self._gathered.pop(key, ())
         self.request_now(key)
         if not self._gathered:
-            self._gathered_at = math.inf
+            self.due = math.inf
 
     def tick(self, now: float) -> None:
         """Report what has waited long enough for others."""
-        if now >= self.next_tick():
+        if now >= self.due:
             for key in list(self._gathered):
                 self.request_all(key)
 
-    def next_tick(self) -> float:
-        """Return when `tick` has something to do."""
-        return self._gathered_at + _LONGEST_S
-
-    def has_pending(self) -> bool:
-        """Return whether there are requests to send now."""
-        return bool(self._pending)
-
     def take(self) -> tuple[RoundBegun, ...]:
         """Return the requests to send now, once."""
-        taken, self._pending = self._pending, []
+        taken, self.pending = self.pending, []
         return tuple(taken)
 
     def recent(self) -> tuple[RoundBegun, ...]:
@@ -1050,7 +1046,7 @@ class TopologyRequests:
 
     def clear(self) -> None:
         """Drop all requests."""
-        self._pending = []
+        self.pending = []
         self._deferred.clear()
         self._gathered.clear()
-        self._gathered_at = math.inf
+        self.due = math.inf

@@ -100,10 +100,14 @@ class NodeRounds(Aggregation):
 
 
 class ZeroContributions:
-    """Operations of zeros, one after the other, so that the other ranks' rounds complete."""
+    """Operations of zeros, one after the other, so that the other ranks' rounds complete.
+
+    Attributes:
+        pending: the keys of those that are to be taken.
+    """
 
     def __init__(self) -> None:
-        self._pending: Final[deque[Key]] = deque()
+        self.pending: Final[deque[Key]] = deque()
 
     def begin(self, keys: Iterable[Key]) -> None:
         """Contribute zeros to every round of `keys` that the program has not pushed.
@@ -114,23 +118,19 @@ class ZeroContributions:
         """
         for key in keys:
             if key.layout is not None and key.layout.chunks:
-                self._pending.extend([key] * key.rounds_under_way)
-
-    def has_pending(self) -> bool:
-        """Return whether there are operations to take."""
-        return bool(self._pending)
+                self.pending.extend([key] * key.rounds_under_way)
 
     def take(self) -> list[Operation]:
         """Return the operations to submit now."""
         taken = []
-        while self._pending:
-            taken.append(self._next(self._pending.popleft()))
+        while self.pending:
+            taken.append(self._next(self.pending.popleft()))
         return taken
 
     def _next(self, key: Key) -> Operation:
         def done(error: Exception | None) -> None:
             if error is None:
-                self._pending.append(key)
+                self.pending.append(key)
 
         return Operation(
             key=key,

@@ -101,7 +101,7 @@ class ViewChanges(Extension):
         return ViewReport(
             view=message.view,
             fresh=self.fresh,
-            complete={key: self._rounds.complete.up_to(key) for key in self._rounds.keys},
+            complete={key: self._rounds.complete.up_to[key] for key in self._rounds.keys},
             results=tuple(
                 RoundResults(
                     key,
@@ -226,7 +226,7 @@ class ViewChanges(Extension):
     def _settled(self, round: Round, chunk: int, contributors: int) -> int:
         """Return the round up to which nobody needs results any more, as the result of a chunk says."""
         key = round.key.identity
-        needed: float = self._rounds.complete.up_to(key)
+        needed: float = self._rounds.complete.up_to[key]
         if not round.key.spec.members:  # nobody takes the place of a rank that leaves a group
             needed = min(self.receipts.limit(key, contributors), needed)  # a silent rank's program is behind
         return int(min(round.settled.get(chunk, -1), needed))
@@ -243,7 +243,7 @@ class ViewChanges(Extension):
         """
         found = {}
         for key in self._rounds.keys.keys() - self.contributes_to:
-            last = self._rounds.complete.up_to(key)
+            last = self._rounds.complete.up_to[key]
             while (round := self._rounds.rounds.get((key, last + 1))) is not None and not round.missing:
                 last += 1
             found[key] = last
@@ -313,7 +313,7 @@ class ViewChanges(Extension):
 
     def own_added(self, round: Round, chunk: int) -> None:
         """Record up to which round this rank has completed all."""
-        self._record_settled(round, chunk, self._rounds.complete.up_to(round.key.identity))
+        self._record_settled(round, chunk, self._rounds.complete.up_to[round.key.identity])
 
     def accepted(self, round: Round, part: Part) -> None:
         """Record up to which round a subtree has, or all have, completed all."""

@@ -254,7 +254,7 @@ def test_a_state_that_comes_before_its_key_is_known_counts_once_the_key_is():
     node.begin_at({0: 3})
     node.add_key(job.keys[1])
     assert node.views.begins_at == {0: 3}
-    assert node.topology_requests.has_pending()
+    assert node.topology_requests.pending
 
 
 def test_results_are_kept_until_all_contributors_have_the_round():
