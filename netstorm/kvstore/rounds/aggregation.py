@@ -30,6 +30,7 @@ from netstorm.kvstore.rounds.round import (
     Owner,
     PartTag,
     Round,
+    Way,
     has_sent,
 )
 from netstorm.observe.log import Counters
@@ -317,7 +318,8 @@ class Aggregation:
             self.early.keep(peer, part, payload, payload_crc)
             return
         round = self.open_round(key, part.round, version, form, part.call)
-        if part.version != round.plan_of(chunk).version:  # it has moved just now
+        way = round.way_of(chunk)
+        if part.version != way[0].version:  # it has moved just now
             self.counters.add("parts_of_moved_chunks")
         elif part.phase is Phase.REDUCE:
             if part.loss is not None:
@@ -336,12 +338,20 @@ class Aggregation:
         elif round.results[chunk]:
             self.counters.add("results_known_before")
         else:
-            check_sum_is_in(peer, part, round)
+            check_sum_is_in(peer, part, round, way[0])
             if part.loss is not None:
                 self._terms_came(round, part.loss)
             for extension in round.extensions:
                 extension.accepted(round, part)
-            self.send_down(round, chunk, payload, payload_crc, part.priority, contributors=contributors)
+            self.send_down(
+                round,
+                chunk,
+                payload,
+                way=way,
+                crc=payload_crc,
+                priority=part.priority,
+                contributors=contributors,
+            )
             self.deliver(round, chunk, payload, contributors)
 
     def receive_early(self, key: int) -> None:
@@ -368,8 +378,7 @@ class Aggregation:
         """Send a chunk's sum to the parent, if it is complete for this subtree and not withheld. At the root
         it is the result.
         """
-        plan = round.plan_of(chunk)
-        tree = plan.tree_of(round.layout.slots[chunk])
+        plan, tree = round.way_of(chunk)
         total, expected = round.sum_of(chunk), plan.expected[tree]
         passed = 0 if round.loss is None else round.loss.passed(chunk, plan.version)
         if not expected or round.results[chunk]:
@@ -381,18 +390,17 @@ class Aggregation:
             for extension in round.extensions:
                 extension.completed(round, chunk)
             result = total.to_keep()
-            self.send_down(round, chunk, result, None, round.priority, contributors=expected)
+            self.send_down(round, chunk, result, way=(plan, tree), contributors=expected)
             self.deliver(round, chunk, result, expected)
         else:
             for extension in round.extensions:
                 if extension.withholds(round, chunk):
                     return
-            self.send_up(round, chunk)
+            self.send_up(round, chunk, (plan, tree))
 
-    def send_up(self, round: Round, chunk: int) -> None:
-        """Send a chunk's sum, which is complete for this subtree, to the parent."""
-        plan = round.plan_of(chunk)
-        tree = plan.tree_of(round.layout.slots[chunk])
+    def send_up(self, round: Round, chunk: int, way: Way) -> None:
+        """Send a chunk's sum, which is complete for this subtree, to the parent in its tree."""
+        plan, tree = way
         total, loss = round.sum_of(chunk), round.loss
         self._send(
             plan.reduce_parent[tree],
@@ -415,10 +423,11 @@ class Aggregation:
         round: Round,
         chunk: int,
         payload: Buffer | None,
-        crc: int | None,
-        priority: int,
         *,
+        way: Way,
         contributors: int,
+        crc: int | None = None,
+        priority: int | None = None,
     ) -> None:
         """Send a chunk's result to the children.
 
@@ -426,12 +435,12 @@ class Aggregation:
             round: the chunk's.
             chunk: its number.
             payload: the result; None: zeros.
-            crc: its checksum; None: not known.
-            priority: the root's; a node without an operation of its own does not know it.
+            way: the chunk's.
             contributors: bit set of the ranks that are in the result.
+            crc: its checksum; None: not known.
+            priority: the root's; None: this node is the root.
         """
-        plan = round.plan_of(chunk)
-        tree = plan.tree_of(round.layout.slots[chunk])
+        plan, tree = way
         children = plan.broadcast_children[tree]
         if not children:
             return
@@ -450,7 +459,7 @@ class Aggregation:
                 payload=payload if wanted else None,
                 loss=None if round.loss is None else round.loss.terms,
                 crc=checksum,
-                priority=priority,
+                priority=round.priority if priority is None else priority,
             )
 
     def _send(
@@ -723,13 +732,12 @@ def wrong_recovery(peer: Peer, part: Part) -> ProtocolViolation:
     )
 
 
-def check_sum_is_in(peer: Peer, part: Part, round: Round) -> None:
+def check_sum_is_in(peer: Peer, part: Part, round: Round, plan: Plan) -> None:
     """Check that a result from a tree's parent can have the sum that this node sends to its parent.
 
     Raises:
         NotAuthorised: that sum has not been sent, so the result was made up.
     """
-    plan = round.plan_of(part.chunk)
     expected = plan.expected[part.tree] if part.loss is None else 0
     if expected and not has_sent(round, part.chunk):
         raise NotAuthorised(

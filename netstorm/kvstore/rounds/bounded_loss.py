@@ -245,14 +245,14 @@ class BoundedLoss(Extension):
         loss, total = round.loss, round.sums[chunk]
         if loss is None or total is None or total.contributors <= 0:
             return
-        plan = round.plan_of(chunk)
-        if plan.reduce_parent[plan.tree_of(round.layout.slots[chunk])] < 0:
+        plan, tree = round.way_of(chunk)
+        if plan.reduce_parent[tree] < 0:
             if loss.overdue:
                 self._changed.add(_step(round))
         elif loss.passes_on:
             contributors = total.contributors
             self._rounds.counters.add("sums_passed_on")
-            self._rounds.send_up(round, chunk)
+            self._rounds.send_up(round, chunk, (plan, tree))
             loss.record_passed(chunk, plan.version, contributors)
             round.sums[chunk] = None
 
@@ -356,9 +356,8 @@ class BoundedLoss(Extension):
             loss = round.loss
             if loss is None or not loss.overdue:
                 continue
-            for chunk, slot in enumerate(round.layout.slots):
-                plan = round.plan_of(chunk)
-                tree = plan.tree_of(slot)
+            for chunk in range(len(round.results)):
+                plan, tree = round.way_of(chunk)
                 if plan.root[tree] != self._rounds.rank or round.results[chunk] or not plan.expected[tree]:
                     continue
                 total = round.sums[chunk]
@@ -374,8 +373,8 @@ class BoundedLoss(Extension):
 
     def _open_chunk(self, round: Round, loss: RoundLoss, chunk: int) -> OpenChunk:
         """Describe a chunk of which this node is the root."""
-        plan, total = round.plan_of(chunk), round.sum_of(chunk)
-        missing = plan.expected[plan.tree_of(round.layout.slots[chunk])] & ~total.contributors
+        (plan, tree), total = round.way_of(chunk), round.sum_of(chunk)
+        missing = plan.expected[tree] & ~total.contributors
         start, end = round.layout.bounds[chunk]
         return OpenChunk(
             elements=end - start,
@@ -391,7 +390,7 @@ class BoundedLoss(Extension):
         contributors, result = total.contributors, total.to_keep()
         self._rounds.counters.add("chunks_ended_early")
         round.settled[chunk] = -1
-        self._rounds.send_down(round, chunk, result, None, round.priority, contributors=contributors)
+        self._rounds.send_down(round, chunk, result, way=round.way_of(chunk), contributors=contributors)
         self._rounds.deliver(round, chunk, result, contributors)
 
     def _add_ended(self, step: _Step, ended: EndedChunks) -> None:

@@ -108,7 +108,7 @@ class LookAhead(Extension):
             round = self._rounds.rounds[owner]
             # A faulty peer may have sent the result of what is withheld; moved chunks are not withheld.
             if not round.results[chunk] and chunk not in round.moved:
-                self._rounds.send_up(round, chunk)
+                self._rounds.send_up(round, chunk, round.way_of(chunk))
 
     def _overdue(self, now: float) -> Iterator[tuple[Owner, int]]:
         rounds = self._rounds.rounds

@@ -24,12 +24,17 @@ __all__ = [
     "PartTag",
     "Round",
     "RoundLoss",
+    "Way",
     "has_sent",
 ]
 
 
 Owner: TypeAlias = tuple[int, int]
 """Key and number of a round."""
+
+
+Way: TypeAlias = tuple[Plan, int]
+"""A plan, and the index of a tree in it."""
 
 
 class PartTag(NamedTuple):
@@ -240,6 +245,11 @@ class Round:
         """Return the plan that a chunk is summed by."""
         return self.moved.get(chunk, self.plan) if self.moved else self.plan
 
+    def way_of(self, chunk: int) -> Way:
+        """Return the plan that a chunk is summed by, and the index of its tree there."""
+        plan = self.moved.get(chunk, self.plan) if self.moved else self.plan
+        return plan, plan.tree_of(self.layout.slots[chunk])
+
     def accepts(self, form: Form, call: int) -> bool:
         """Return whether parts in this form, of a collective call (0: of none), may belong to this round."""
         if call != self.call:
@@ -305,8 +315,7 @@ class Round:
         receivers = self.receivers_of(chunk)
         if receivers is None:
             return True
-        plan = self.plan_of(chunk)
-        tree = plan.tree_of(self.layout.slots[chunk])
+        plan, tree = self.way_of(chunk)
         return plan.reduce_parent[tree] < 0 or bool(receivers & plan.broadcast_mask[tree][plan.rank])
 
     def store(self, chunk: int, payload: Buffer | None, contributors: int) -> None:
@@ -335,8 +344,7 @@ class Round:
         roots: set[int] = set()
         for chunk, done in enumerate(self.results):
             total = self.sums[chunk]
-            plan = self.plan_of(chunk)
-            tree = plan.tree_of(self.layout.slots[chunk])
+            plan, tree = self.way_of(chunk)
             if not done and total is not None and total is not _SENT:
                 ranks.update(ranks_in(plan.expected[tree] & ~total.contributors))
             if not done and plan.broadcast_parent[tree] >= 0:
@@ -361,8 +369,7 @@ class OrderedRound(Round):
         if found is None:
             found = super().sum_of(chunk)
             if not isinstance(found, ZeroSum):
-                plan = self.plan_of(chunk)
-                tree = plan.tree_of(self.layout.slots[chunk])
+                plan, tree = self.way_of(chunk)
                 children = (plan.mask_of(tree, child) for child in sorted(plan.reduce_children[tree]))
                 found = self.sums[chunk] = OrderedSum(found, (1 << plan.rank & plan.everybody, *children))
         return found

@@ -198,9 +198,8 @@ class Takeover(Extension):
         if plan is None or round.version >= plan.version:
             return []
         mine, left = 0, []
-        for chunk, slot in enumerate(round.layout.slots):
-            now = round.plan_of(chunk)
-            tree = now.tree_of(slot)
+        for chunk in range(len(round.results)):
+            now, tree = round.way_of(chunk)
             if now.root[tree] == self._rounds.rank:
                 mine += 1
                 if round.results[chunk] or now.version >= plan.version:

@@ -233,8 +233,8 @@ def pass_on_the_same_twice(monkeypatch):
 def send_a_result_with_all_names(monkeypatch):
     send = Aggregation.send_down
 
-    def wrong(self, round, chunk, *rest, contributors):
-        send(self, round, chunk, *rest, contributors=round.plan_of(chunk).everybody)
+    def wrong(self, round, chunk, payload, *, contributors, **more):
+        send(self, round, chunk, payload, contributors=round.plan_of(chunk).everybody, **more)
 
     monkeypatch.setattr(Aggregation, "send_down", wrong)
 
