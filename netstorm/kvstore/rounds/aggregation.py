@@ -20,7 +20,6 @@ from typing import Final
 from netstorm.errors import NodeLost, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.forms import ChunkLayout, Collective, Form, Key, UndeterminedForm
 from netstorm.kvstore.operations import CollectiveCall, Operation, OperationQueue, Outbox
-from netstorm.kvstore.paths.dispatch import AuxiliaryOptions, Dispatch
 from netstorm.kvstore.paths.routes import forwarded_send
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.rounds.round import (
@@ -47,7 +46,7 @@ from netstorm.protocol.messages import (
     RoundBegun,
     WaitingCall,
 )
-from netstorm.pslite.machine import Charge, Links, Order, Send, TakeBack, WaitingBytes
+from netstorm.pslite.machine import Charge, Order, Send, TakeBack, WaitingBytes
 from netstorm.topology.policy import Plan, Policy
 
 __all__ = ["Aggregation", "EarlyPart", "TopologyRequests", "check_part", "check_result"]
@@ -69,7 +68,6 @@ class Aggregation:
         topology_requests: report to the scheduler which rounds have begun.
         completed_rounds: number of each round of a key that is complete here, until the owner of this object
             clears it.
-        dispatch: parts for neighbours that have auxiliary paths.
         calls: reports collective calls that wait.
         techniques: all that this node has; see `Extension`.
         extensions: those that the job asks for.
@@ -86,14 +84,12 @@ class Aggregation:
         bindings: Bindings,
         outbox: Outbox,
         counters: Counters,
-        auxiliary: AuxiliaryOptions | None = None,
         *,
         waiting: WaitingBytes | None = None,
         reproducible: bool = False,
     ) -> None:
         self.topology_requests: Final = TopologyRequests()
         self.completed_rounds: Final[list[int]] = []
-        self.dispatch: Final = Dispatch(auxiliary or AuxiliaryOptions(), counters)
         self.calls: Final = WaitingCalls()
         self.techniques: tuple[Extension, ...] = ()
         self.extensions: tuple[Extension, ...] = ()
@@ -113,9 +109,11 @@ class Aggregation:
         """Keys of which something may begin now."""
 
     def extend(self, extension: Extension) -> None:
-        """Plug a technique in, once."""
+        """Plug a technique in, once. They are asked in the order of `techniques`."""
         if extension not in self.extensions:
-            self.extensions = (*self.extensions, extension)
+            self.extensions = tuple(
+                one for one in self.techniques if one is extension or one in self.extensions
+            )
             for round in list(self.rounds.values()):
                 extension.opened(round)
 
@@ -509,12 +507,9 @@ class Aggregation:
             tag=tag,
         )
         for extension in self.extensions:
-            if extension.reroutes(send, tag):
+            if extension.reroutes(send, tag, plan):
                 return
-        if to in plan.detours:
-            self.dispatch.enqueue(send, plan.detours[to])
-        else:
-            self.outbox.add(send)
+        self.outbox.add(send)
 
     def deliver(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
         """Write a chunk's result to the user's destination."""
@@ -562,7 +557,7 @@ class Aggregation:
             wanted: called with tags (`PartTag` for parts of trees).
             then: called with what waits here and, later, with what waits at links; None: drop it.
         """
-        taken = self.dispatch.take_out(wanted)
+        taken = [send for extension in self.extensions for send in extension.taken_back(wanted)]
         if then is not None:
             then(taken)
         self.outbox.add(TakeBack(wanted=wanted, then=then))
@@ -574,9 +569,7 @@ class Aggregation:
         send = forwarded_send(part, payload, payload_crc, (-part.priority, part.round, offset))
         if send is None:
             return False
-        if int(send.peer) in self.dispatch.backlogs:
-            self.dispatch.enqueue(send)
-        else:
+        if not any(extension.queues(send) for extension in self.extensions):
             self.outbox.add(send)
         self.counters.add("relayed")
         return True
@@ -604,13 +597,6 @@ class Aggregation:
             if round.operation is not None:
                 yield round.operation
 
-    def run_dispatch(self, links: Links, now: float) -> bool:
-        """Send the chunks that wait for the state of links; return whether there were any."""
-        if not self.dispatch.backlogs:
-            return False
-        self.outbox.add_all(self.dispatch.run(links, now))
-        return True
-
     def tick(self, now: float) -> None:
         """Do what is due."""
         for extension in self.extensions:
@@ -633,7 +619,6 @@ class Aggregation:
         self.rounds.clear()
         self.topology_requests.clear()
         self.early.clear()
-        self.dispatch.clear()
         for technique in self.techniques:
             technique.clear()
         for operation in operations:

@@ -13,6 +13,7 @@ from netstorm.kvstore.forms import Key, UndeterminedForm
 from netstorm.kvstore.operations import Operation, Outbox
 from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
 from netstorm.kvstore.rounds.aggregation import Aggregation
+from netstorm.kvstore.rounds.auxiliary import AuxiliaryPaths
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.rounds.bounded_loss import BoundedLoss
 from netstorm.kvstore.rounds.look_ahead import LookAhead
@@ -20,7 +21,7 @@ from netstorm.kvstore.rounds.takeover import Takeover
 from netstorm.kvstore.rounds.views import ViewChanges
 from netstorm.observe.log import Counters
 from netstorm.protocol.messages import ANY_RULE, Moved, ViewAgreed
-from netstorm.pslite.machine import WaitingBytes
+from netstorm.pslite.machine import Links, WaitingBytes
 from netstorm.topology.policy import Plan
 
 __all__ = ["NodeRounds", "ZeroContributions"]
@@ -34,6 +35,7 @@ class NodeRounds(Aggregation):
         takeover: which chunks have moved to policies that take over.
         look_ahead: sums that are withheld.
         loss: rounds that may end without some contributions.
+        dispatch: parts for neighbours that have auxiliary paths.
     """
 
     def __init__(
@@ -48,14 +50,16 @@ class NodeRounds(Aggregation):
         waiting: WaitingBytes | None = None,
         reproducible: bool = False,
     ) -> None:
-        super().__init__(
-            rank, bindings, outbox, counters, auxiliary, waiting=waiting, reproducible=reproducible
-        )
-        self.views: Final = ViewChanges(self, active=elastic)
+        super().__init__(rank, bindings, outbox, counters, waiting=waiting, reproducible=reproducible)
+        self.views: Final = ViewChanges(self)
         self.takeover: Final = Takeover(self)
         self.look_ahead: Final = LookAhead(self)
         self.loss: Final = BoundedLoss(self)
-        self.techniques = (self.views, self.takeover, self.look_ahead, self.loss)
+        auxiliary_paths = AuxiliaryPaths(self, auxiliary or AuxiliaryOptions())
+        self.dispatch: Final = auxiliary_paths.dispatch
+        self.techniques = (self.views, self.takeover, self.look_ahead, self.loss, auxiliary_paths)
+        if elastic:
+            self.extend(self.views)
         for plan in bindings.plans.values():
             self.policy_known(plan.policy)
 
@@ -84,6 +88,13 @@ class NodeRounds(Aggregation):
         if not former and (announcement.key, announcement.round) not in self.complete:
             self.takeover.moved(announcement)
             self.advance((announcement.key,))
+
+    def run_dispatch(self, links: Links, now: float) -> bool:
+        """Send the chunks that wait for the state of links; return whether there were any."""
+        if not self.dispatch.backlogs:
+            return False
+        self.outbox.add_all(self.dispatch.run(links, now))
+        return True
 
     def begin_at(self, rounds: Mapping[int, int]) -> None:
         """Go on with these rounds, by key: the program has the state of all before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -116,9 +117,17 @@ class Extension:
     def complete_without_operation(self, round: Round) -> None:
         """All results of a round are here before its operation."""
 
-    def reroutes(self, send: Send, tag: PartTag) -> bool:
-        """Send a part in another way; return False to send it to its peer."""
+    def reroutes(self, send: Send, tag: PartTag, plan: Plan) -> bool:
+        """Send a part of a chunk that `plan` sums in another way; return False to send it to its peer."""
         return False
+
+    def queues(self, send: Send) -> bool:
+        """Keep a part that this node only forwards; return False to send it."""
+        return False
+
+    def taken_back(self, wanted: Callable[[Hashable], bool]) -> list[Send]:
+        """Return what is kept of parts whose tag is `wanted`, and forget it."""
+        return []
 
     def view_begins(self, version: int) -> None:
         """Everything moves to the policy of a new view."""

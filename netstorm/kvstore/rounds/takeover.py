@@ -149,7 +149,7 @@ class Takeover(Extension):
         round.join(self)
         self._give_up_chunks(round)
 
-    def reroutes(self, send: Send, tag: PartTag) -> bool:
+    def reroutes(self, send: Send, tag: PartTag, plan: Plan) -> bool:
         """Send a result over the new trees, if its link is slow."""
         if (self._rounds.rank, tag.peer) not in self._slow or not self._should_reroute(tag):
             return False

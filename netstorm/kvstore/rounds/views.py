@@ -59,8 +59,7 @@ class ViewChanges(Extension):
         caught_up: this rank was silent, and now waits for the same round as the others; not reported yet.
     """
 
-    def __init__(self, rounds: Aggregation, *, active: bool) -> None:
-        """Begin in the first view. `active`: nodes may leave the job and join it."""
+    def __init__(self, rounds: Aggregation) -> None:
         self.kept: Final = KeptResults()
         self.version = -1
         self.changing = self.caught_up = self.silent = self.fresh = False
@@ -73,8 +72,6 @@ class ViewChanges(Extension):
         self._view = 0
         self._expected: dict[tuple[int, int], dict[int, int]] = {}
         """By key and round: the rank from which each chunk's result comes."""
-        if active:
-            rounds.extend(self)
 
     def begin(self, message: NewView) -> ViewReport:
         """Stop, and return which results are here.
