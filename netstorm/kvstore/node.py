@@ -262,7 +262,10 @@ class GeneralNode:
     def dispatch(self, links: Links, now: float) -> bool:
         """Send the chunks that wait here for the state of links. See `Dispatcher`."""
         joined = self._life.joined
-        return joined is not None and joined.aggregation.run_dispatch(links, now)
+        if joined is None or not joined.aggregation.dispatch.backlogs:
+            return False
+        joined.aggregation.run_dispatch(links, now)
+        return True
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
@@ -528,8 +531,9 @@ class JoinedNode:
         begun = self.aggregation.topology_requests.take()
         if begun:
             yield m.TopologyRequest(begun=begun)
-        yield from self.aggregation.takeover.take_announcements()
-        if self.aggregation.views.take_caught_up():
+        if self.aggregation.takeover.announcements:
+            yield from self.aggregation.takeover.take_announcements()
+        if self.aggregation.views.caught_up and self.aggregation.views.take_caught_up():
             yield m.CaughtUp()
 
     def tick(self, now: float) -> None:

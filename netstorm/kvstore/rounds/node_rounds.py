@@ -89,12 +89,9 @@ class NodeRounds(Aggregation):
             self.takeover.moved(announcement)
             self.advance((announcement.key,))
 
-    def run_dispatch(self, links: Links, now: float) -> bool:
-        """Send the chunks that wait for the state of links; return whether there were any."""
-        if not self.dispatch.backlogs:
-            return False
+    def run_dispatch(self, links: Links, now: float) -> None:
+        """Send the chunks that wait for the state of links, as far as they leave now."""
         self.outbox.add_all(self.dispatch.run(links, now))
-        return True
 
     def begin_at(self, rounds: Mapping[int, int]) -> None:
         """Go on with these rounds, by key: the program has the state of all before."""
