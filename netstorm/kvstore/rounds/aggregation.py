@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import NodeLost, NotAuthorised, ProtocolViolation
-from netstorm.kvstore.forms import ChunkLayout, Collective, Form, Key, UndeterminedForm
+from netstorm.kvstore.forms import ChunkLayout, Collective, Form, Key, Sum, UndeterminedForm
 from netstorm.kvstore.operations import CollectiveCall, Operation, OperationQueue, Outbox
 from netstorm.kvstore.paths.routes import forwarded_send
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.rounds.round import (
+    SENT,
     CompleteRounds,
     Extension,
     OrderedRound,
@@ -30,7 +31,6 @@ from netstorm.kvstore.rounds.round import (
     PartTag,
     Round,
     Way,
-    has_sent,
 )
 from netstorm.observe.log import Counters
 from netstorm.protocol.codecs import ELEMENT_BYTES, UNDETERMINED_FORM
@@ -188,8 +188,9 @@ class Aggregation:
             runs = f"policy {version} in codec {form.codec}"
             _log.warning("dropped parts of %s under %s; it runs under %s", operation, was, runs)
         round = self.open_round(key, operation.round, version, form, operation.digest)
-        round.operation = operation
-        round.switch_form(form)
+        round.operation, round.priority = operation, operation.priority
+        if round.form is not form:
+            round.switch_form(form)
         if operation.loss is not None:
             self._terms_known()
             self._terms_came(round, operation.loss)
@@ -245,10 +246,11 @@ class Aggregation:
         for extension in round.extensions:
             if not extension.adds_own(round, chunk):
                 return
-        round.sum_of(chunk).add_own(round.own_values(chunk), self.bit)
+        total = round.sum_of(chunk)
+        total.add_own(round.own_values(chunk), self.bit)
         for extension in round.extensions:
             extension.own_added(round, chunk)
-        self._forward(round, chunk)
+        self._forward(round, chunk, total)
 
     # ----------------------------------------------------------------------------------- parts of other nodes
 
@@ -332,7 +334,7 @@ class Aggregation:
             total.add_received(payload, contributors)
             for extension in round.extensions:
                 extension.accepted(round, part)
-            self._forward(round, chunk)
+            self._forward(round, chunk, total)
         elif round.results[chunk]:
             self.counters.add("results_known_before")
         else:
@@ -372,12 +374,12 @@ class Aggregation:
 
     # --------------------------------------------------------------------------------------- sums and results
 
-    def _forward(self, round: Round, chunk: int) -> None:
+    def _forward(self, round: Round, chunk: int, total: Sum) -> None:
         """Send a chunk's sum to the parent, if it is complete for this subtree and not withheld. At the root
         it is the result.
         """
         plan, tree = round.way_of(chunk)
-        total, expected = round.sum_of(chunk), plan.expected[tree]
+        expected = plan.expected[tree]
         passed = 0 if round.loss is None else round.loss.passed(chunk, plan.version)
         if not expected or round.results[chunk]:
             return
@@ -414,7 +416,7 @@ class Aggregation:
             crc=None,
             priority=round.priority,
         )
-        round.mark_sent(chunk)
+        round.sums[chunk] = SENT
 
     def send_down(
         self,
@@ -724,7 +726,7 @@ def check_sum_is_in(peer: Peer, part: Part, round: Round, plan: Plan) -> None:
         NotAuthorised: that sum has not been sent, so the result was made up.
     """
     expected = plan.expected[part.tree] if part.loss is None else 0
-    if expected and not has_sent(round, part.chunk):
+    if expected and round.sums[part.chunk] is not SENT:
         raise NotAuthorised(
             f"{_name(part, round.key)} comes from rank {peer} before rank {plan.rank} has sent its sum of "
             f"ranks {ranks_in(expected)}: nobody can have it"

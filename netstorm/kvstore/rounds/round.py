@@ -18,6 +18,7 @@ from netstorm.pslite.machine import Send
 from netstorm.topology.policy import Plan, Policy
 
 __all__ = [
+    "SENT",
     "CompleteRounds",
     "Extension",
     "OrderedRound",
@@ -26,7 +27,6 @@ __all__ = [
     "Round",
     "RoundLoss",
     "Way",
-    "has_sent",
 ]
 
 
@@ -184,9 +184,9 @@ class Extension:
         """All that has no result is summed anew: a new view begins."""
 
 
-_SENT: Final = ChunkSum(Element.FLOAT32)
+SENT: Final = ChunkSum(Element.FLOAT32)
 """Stands for a sum that has gone to the parent: all its contributors have been counted."""
-_SENT.contributors = -1
+SENT.contributors = -1
 
 
 class Round:
@@ -203,6 +203,7 @@ class Round:
         "moved",
         "operation",
         "plan",
+        "priority",
         "results",
         "round",
         "settled",
@@ -226,6 +227,8 @@ class Round:
         """Chunks that have moved to later policies (`takeover`)."""
         self.operation: Operation | None = None
         """The user's; None while only other ranks' data is here."""
+        self.priority = 0
+        """The operation's, once that is here."""
         self.missing = self.layout.chunks
         """Chunks whose result has not arrived."""
         self.sums: list[Sum | None] = [None] * self.missing
@@ -234,11 +237,6 @@ class Round:
         """By chunk: up to which round of the key all contributors so far have completed all."""
         self.loss: RoundLoss | None = None
         """The round may end without some contributions (`bounded_loss`); None: it waits for all."""
-
-    @property
-    def priority(self) -> int:
-        """The operation's; 0 until that is here."""
-        return 0 if self.operation is None else self.operation.priority
 
     @property
     def owner(self) -> Owner:
@@ -296,10 +294,6 @@ class Round:
         total = self.sums[chunk]
         return total is not None and bool(total.contributors & ~(1 << self.plan.rank))
 
-    def mark_sent(self, chunk: int) -> None:
-        """Record that a chunk's sum has gone to the parent, and drop it."""
-        self.sums[chunk] = _SENT
-
     def own_values(self, chunk: int) -> Values | None:
         """Return this rank's contribution to a chunk, in the round's form; None: zeros."""
         operation = self.operation
@@ -354,7 +348,7 @@ class Round:
         for chunk, done in enumerate(self.results):
             total = self.sums[chunk]
             plan, tree = self.way_of(chunk)
-            if not done and total is not None and total is not _SENT:
+            if not done and total is not None and total is not SENT:
                 ranks.update(ranks_in(plan.expected[tree] & ~total.contributors))
             if not done and plan.broadcast_parent[tree] >= 0:
                 parents.add(plan.broadcast_parent[tree])
@@ -438,11 +432,6 @@ class OrderedSum:
                 values, is_own = self._waiting.pop(turn)
                 add = self._sum.add_own if is_own else self._sum.add_received
                 add(values, turn)
-
-
-def has_sent(round: Round, chunk: int) -> bool:
-    """Return whether a chunk's sum has gone to the parent: before, there can be no result."""
-    return round.sums[chunk] is _SENT
 
 
 # Which rounds of each key are complete on this node. They complete in any order. Pure.
