@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -80,8 +80,55 @@ class TensorExchange(msgspec.Struct, frozen=True, kw_only=True):
     """The result may be without late contributions; see `Operation.loss`."""
 
 
-class GroupCalls:
-    """Numbers the calls of one group, in the order of the program."""
+class NumberedCalls:
+    """Calls of one group, numbered in the order of the program, and the keys whose rounds carry them out.
+
+    Attributes:
+        name: of the group and of what tells these calls from its others; the same at every member.
+        members: the group's ranks in the job, by rank within the group.
+        called: how many calls have been made.
+    """
+
+    def __init__(self, name: str, members: tuple[int, ...], *, size: int) -> None:
+        """Begin without calls, in a job of `size` ranks."""
+        self.name: Final = name
+        self.members: Final = members
+        self.called = 0
+        self._key_members: Final = () if len(members) == size else tuple(sorted(members))
+        self._keys: Final[dict[int, Key]] = {}
+        """By what tells a key from the others: see `Position.rounds`."""
+        self._first: dict[int, int] = {}
+        """Of a key that is not registered yet: its first round here."""
+
+    @property
+    def of_all_ranks(self) -> bool:
+        """Whether all ranks of the job are members."""
+        return not self._key_members
+
+    def position(self) -> Position:
+        """Return where the calls are. None may be under way."""
+        rounds = self._first | {number: key.last_taken + 1 for number, key in self._keys.items()}
+        return Position(self.called, dict(sorted(rounds.items())))
+
+    def go_on_at(self, position: Position) -> None:
+        """Go on where another member is: this rank has joined later."""
+        self.called = position.called
+        self._first = dict(position.rounds)
+        for number, key in self._keys.items():
+            key.begin_at(position.rounds.get(number, 0))
+
+    def next_rounds(self) -> dict[int, int]:
+        """Return the next round of each key that has been granted, by the key's number."""
+        return {key.identity: key.last_taken + 1 for key in self._keys.values() if key.identity >= 0}
+
+    def _add_key(self, number: int, key: Key) -> Key:
+        key.begin_at(self._first.get(number, 0))
+        self._keys[number] = key
+        return key
+
+
+class GroupCalls(NumberedCalls):
+    """The collective calls of one group: by capacity, a key for all calls of about the same size."""
 
     def __init__(
         self, name: str, members: tuple[int, ...], *, size: int, register: Callable[..., Key]
@@ -94,36 +141,8 @@ class GroupCalls:
             size: ranks of the job.
             register: registers a key: its name, elements, and members (none: all ranks).
         """
-        self.name: Final = name
-        self.members: Final = members
-        self.called = 0
-        """How many calls have been made."""
-        self._key_members: Final = () if len(members) == size else tuple(sorted(members))
+        super().__init__(name, members, size=size)
         self._register: Final = register
-        self._keys: Final[dict[int, Key]] = {}
-        self._first: dict[int, int] = {}
-        """By capacity of a key that is not registered yet: its first round here."""
-
-    @property
-    def of_all_ranks(self) -> bool:
-        """Whether all ranks of the job are members."""
-        return not self._key_members
-
-    def position(self) -> Position:
-        """Return where the calls are. None may be under way."""
-        rounds = dict(self._first) | {capacity: key.last_taken + 1 for capacity, key in self._keys.items()}
-        return Position(self.called, dict(sorted(rounds.items())))
-
-    def go_on_at(self, position: Position) -> None:
-        """Go on where another member is: this rank has joined later."""
-        self.called = position.called
-        self._first = dict(position.rounds)
-        for capacity, key in self._keys.items():
-            key.begin_at(position.rounds.get(capacity, 0))
-
-    def next_rounds(self) -> dict[int, int]:
-        """Return the next round of each key that has been granted, by the key's number."""
-        return {key.identity: key.last_taken + 1 for key in self._keys.values() if key.identity >= 0}
 
     def operation(self, exchange: TensorExchange, done: Done, timeout_s: float = math.inf) -> Operation:
         """Return the next call as an operation. Call it on the thread that runs the program.
@@ -169,9 +188,8 @@ class GroupCalls:
         capacity = capacity_of(size)
         key = self._keys.get(capacity)
         if key is None:
-            key = self._register(f"{self.name}/{capacity}", capacity, self._key_members)
-            key.begin_at(self._first.get(capacity, 0))
-            self._keys[capacity] = key
+            registered = self._register(f"{self.name}/{capacity}", capacity, self._key_members)
+            key = self._add_key(capacity, registered)
         return key
 
 
@@ -202,8 +220,8 @@ Register = Callable[[str, tuple[int, ...], int, tuple[int, ...]], Key]
 """Makes a key known to the job, by name, shape, codec and members (none: all ranks)."""
 
 
-class TensorCalls:
-    """Numbers the sums of each tensor, in the order of the program."""
+class TensorCalls(NumberedCalls):
+    """The sums of each tensor of one group: keys by checksum of the name."""
 
     def __init__(self, name: str, members: tuple[int, ...], *, size: int, register: Register) -> None:
         """Begin without tensors.
@@ -214,26 +232,13 @@ class TensorCalls:
             size: ranks of the job.
             register: registers a key.
         """
-        self.name: Final = name
-        self.members: Final = members
-        self.called = 0
-        """How many sums have begun."""
-        self._key_members: Final = () if len(members) == size else tuple(sorted(members))
+        super().__init__(name, members, size=size)
         self._register: Final = register
         self._tensors: Final[dict[str, TensorKeys]] = {}
-        self._keys: Final[dict[int, Key]] = {}
-        """By checksum of the name."""
-        self._first: dict[int, int] = {}
-        """Of a key that is not registered yet: its first round here."""
         self._states: Final[dict[int, State]] = {}
         """By checksum of the name of a tensor's own key: what its codec keeps."""
         self._agreed: dict[int, list[float]] = {}
         """Of tensors that have not been summed here yet: what the others' codecs have agreed on."""
-
-    @property
-    def of_all_ranks(self) -> bool:
-        """Whether all ranks of the job are members."""
-        return not self._key_members
 
     def keys_of(
         self, tensor: str, shape: tuple[int, ...], codec: Codec, state: State | None = None
@@ -263,58 +268,21 @@ class TensorCalls:
 
     def position(self) -> Position:
         """Return where the sums are. None may be under way."""
-        rounds = self._first | {number: key.last_taken + 1 for number, key in self._keys.items()}
         agreed = self._agreed | {
             number: state[AGREED].tolist() for number, state in self._states.items() if AGREED in state
         }
-        return Position(self.called, dict(sorted(rounds.items())), dict(sorted(agreed.items())))
+        return msgspec.structs.replace(super().position(), agreed=dict(sorted(agreed.items())))
 
     def go_on_at(self, position: Position) -> None:
         """Go on where another member is: this rank has joined later."""
-        self.called = position.called
-        self._first = dict(position.rounds)
+        super().go_on_at(position)
         self._agreed = dict(position.agreed)
-        for number, key in self._keys.items():
-            key.begin_at(position.rounds.get(number, 0))
-
-    def next_rounds(self) -> dict[int, int]:
-        """Return the next round of each key that has been granted, by the key's number."""
-        return {key.identity: key.last_taken + 1 for key in self._keys.values() if key.identity >= 0}
 
     def _new(self, name: str, shape: tuple[int, ...], form: int) -> Key:
-        number = crc32(name.encode())
-        key = self._register(name, shape, form, self._key_members)
-        key.begin_at(self._first.get(number, 0))
-        self._keys[number] = key
-        return key
+        return self._add_key(crc32(name.encode()), self._register(name, shape, form, self._key_members))
 
 
 # Where the calls of a program's groups are: a rank that joins later goes on from there. Pure.
-
-
-class NumberedCalls(Protocol):
-    """Calls of one group that are numbered: `GroupCalls`, `TensorCalls`."""
-
-    @property
-    def name(self) -> str:
-        """Of the group and of what tells these calls from its others."""
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The group's ranks in the job."""
-
-    @property
-    def of_all_ranks(self) -> bool:
-        """Whether all ranks of the job are members."""
-
-    def position(self) -> Position:
-        """Return where the calls are. None may be under way."""
-
-    def go_on_at(self, position: Position) -> None:
-        """Go on where another member is: this rank has joined later."""
-
-    def next_rounds(self) -> dict[int, int]:
-        """Return the next round of each key that has been granted, by the key's number."""
 
 
 class CallPositions:
@@ -365,11 +333,11 @@ class CallPositions:
 
     def rounds(self) -> dict[int, int]:
         """Return the next round of each key of these groups."""
-        found: dict[int, int] = {}
+        rounds: dict[int, int] = {}
         for group in self._groups.values():
             if group.of_all_ranks:
-                found |= group.next_rounds()
-        return found
+                rounds |= group.next_rounds()
+        return rounds
 
     def go_on_at(self, positions: Mapping[str, Position]) -> None:
         """Go on where the other ranks are. Groups that are added later do so, too."""

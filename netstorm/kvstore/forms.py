@@ -329,13 +329,10 @@ class ChunkLayout:
     """Byte offset of each chunk in the job: the global chunk order."""
     slots: range
     """One for each chunk; `Plan.tree_of` maps it to a tree."""
+    chunks: int
+    """Their number."""
     is_within_key: bool = True
     """The offsets are the key's own, and no other key's are between them."""
-
-    @property
-    def chunks(self) -> int:
-        """The number of chunks."""
-        return len(self.slots)
 
     @classmethod
     def of_key(cls, elements: int, itemsize: int, grant: KeyGrant, form: int = 0) -> ChunkLayout:
@@ -370,6 +367,7 @@ class ChunkLayout:
             bounds=bounds,
             offsets=[grant.offset + chunk * step for chunk in range(len(bounds))],
             slots=range(grant.first_slot, grant.first_slot + len(bounds)),
+            chunks=len(bounds),
             is_within_key=within,
         )
 

@@ -46,8 +46,8 @@ from netstorm.kvstore.paths.routes import (
     parts_to_resend,
     relay_confirmation,
 )
-from netstorm.kvstore.rounds.aggregation import Aggregation, ZeroContributions
 from netstorm.kvstore.rounds.bindings import Bindings
+from netstorm.kvstore.rounds.node_rounds import ZeroContributions
 from netstorm.kvstore.state_transfer import StateSnapshot, StateTransfer
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
@@ -555,7 +555,7 @@ class GeneralNode:
     def _zeros_are_due(self) -> bool:
         """Return whether `_contribute_zeros` has something to do."""
         return (
-            self.state is NodeState.FINISHING and self._zeros.has_pending() and bool(self.roster.unfinished())
+            self.state is NodeState.FINISHING and bool(self._zeros.pending) and bool(self.roster.unfinished())
         )
 
     def _contribute_zeros(self, now: float) -> None:
@@ -570,7 +570,10 @@ class GeneralNode:
     def dispatch(self, links: Links, now: float) -> bool:
         """Send the chunks that wait here for the state of links. See `Dispatcher`."""
         joined = self.joined
-        return joined is not None and joined.aggregation.run_dispatch(links, now)
+        if joined is None or not joined.aggregation.dispatch.backlogs:
+            return False
+        joined.aggregation.run_dispatch(links, now)
+        return True
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
@@ -825,7 +828,7 @@ class JoinedNode:
         self.bindings.install(joined.policy)
         self.first_rounds: Final[dict[Key, int]] = {}
         self._waiting, elastic = waiting, roster.elastic
-        self.aggregation: Final = Aggregation(
+        self.aggregation: Final = NodeRounds(
             roster.rank,
             self.bindings,
             outbox,
@@ -1001,10 +1004,10 @@ class JoinedNode:
         """Return whether there is something to announce to the scheduler."""
         aggregation = self.aggregation
         return (
-            aggregation.topology_requests.has_pending()
+            bool(aggregation.topology_requests.pending)
             or bool(aggregation.takeover.announcements)
             or aggregation.views.caught_up
-            or aggregation.calls.has_reports()
+            or bool(aggregation.calls.reports)
         )
 
     def take_announcements(self) -> Iterator[m.Message]:
@@ -1012,8 +1015,9 @@ class JoinedNode:
         begun = self.aggregation.topology_requests.take()
         if begun:
             yield m.TopologyRequest(begun=begun)
-        yield from self.aggregation.takeover.take_announcements()
-        if self.aggregation.views.take_caught_up():
+        if self.aggregation.takeover.announcements:
+            yield from self.aggregation.takeover.take_announcements()
+        if self.aggregation.views.caught_up and self.aggregation.views.take_caught_up():
             yield m.CaughtUp()
         yield from self.aggregation.calls.take_reports()
 
@@ -1055,7 +1059,7 @@ class JoinedNode:
             NoRoom: it would have to wait, and too much waits already.
         """
         check_path(part, peer, self._roster.rank, len(self._roster.members))
-        if not self.aggregation.incoming.relay(part, payload, payload_crc):
+        if not self.aggregation.relay(part, payload, payload_crc):
             confirmation = None if part.around else delivery_confirmation(part)
             try:
                 self.aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
@@ -1103,7 +1107,7 @@ class JoinedNode:
             _log.info("%s cannot be reached from here: %s", self._roster.describe(target), reason)
             self._roster.suspect(target, reason, now)
             self._outbox.send_to_scheduler(m.Suspect(rank=target, reason=reason))
-        parts = parts_to_resend(undelivered, self._roster.rank, self.aggregation.incoming.is_obsolete)
+        parts = parts_to_resend(undelivered, self._roster.rank, self.aggregation.is_obsolete)
         self._outbox.add_all(parts)
         self._outbox.add_all(messages_to_resend(undelivered))
 

@@ -6,6 +6,8 @@ import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -356,34 +358,29 @@ PointToPointOperation: TypeAlias = SendOperation | ReceiveOperation
 
 
 class OperationQueue:
-    """Operations that wait for a policy or for earlier rounds, by round.
+    """Operations that wait for a policy or for earlier rounds.
 
     They come in any order, since the caller's engine starts them when their data is there.
+
+    Attributes:
+        by_key: those of each key, the lowest round first. The caller removes those that begin.
     """
 
     def __init__(self) -> None:
-        self._by_key: Final[dict[int, list[Operation]]] = {}
+        self.by_key: Final[dict[int, list[Operation]]] = {}
 
     def add(self, operation: Operation) -> None:
         """Queue an operation."""
-        waiting = self._by_key.setdefault(operation.key.identity, [])
-        bisect.insort(waiting, operation, key=_round)
-
-    def of(self, key: int) -> list[Operation]:
-        """Return the operations of a key, the lowest round first. The caller removes those that begin."""
-        return self._by_key.get(key, [])
+        waiting = self.by_key.setdefault(operation.key.identity, [])
+        bisect.insort(waiting, operation, key=attrgetter("round"))
 
     def __iter__(self) -> Iterator[Operation]:
-        for waiting in self._by_key.values():
+        for waiting in self.by_key.values():
             yield from waiting
 
     def clear(self) -> None:
         """Drop all operations."""
-        self._by_key.clear()
-
-
-def _round(operation: Operation) -> int:
-    return operation.round
+        self.by_key.clear()
 
 
 # The instructions of a node, in order, until its driver takes them. Pure.
@@ -409,7 +406,7 @@ class Outbox:
 
     def complete(self, done: Done, error: Exception | None) -> None:
         """Have `done` called, with the error if there is one."""
-        self._instructions.append(Call(function=lambda: done(error)))
+        self._instructions.append(Call(function=partial(done, error)))
 
     def complete_all(self, waiting: list[Done], error: Exception | None) -> None:
         """Have each of `waiting` called, and clear the list."""

@@ -223,31 +223,26 @@ class _Backlog:
 
 
 class Dispatch:
-    """All chunks that wait on one node, and all auxiliary paths in use."""
+    """All chunks that wait on one node, and all auxiliary paths in use.
+
+    Attributes:
+        backlogs: by neighbour, what waits for it; only those that something waits for.
+    """
 
     def __init__(self, options: AuxiliaryOptions, counters: Counters) -> None:
         self._options: Final = options
         self._counters: Final = counters
-        self._backlogs: dict[int, _Backlog] = {}
-        """By neighbour; only those that something waits for."""
+        self.backlogs: Final[dict[int, _Backlog]] = {}
         self._paths: dict[tuple[int, ...], PathState] = {}
         self._avoided: Collection[tuple[int, int]] = ()
         self._numbers = 0
         self._exploration: Final = Exploration(options.explore_share)
 
-    def is_idle(self) -> bool:
-        """Return whether nothing waits."""
-        return not self._backlogs
-
-    def has_backlog(self, target: int) -> bool:
-        """Return whether something waits for a neighbour."""
-        return target in self._backlogs
-
     def enqueue(self, send: Send, detours: tuple[Detour, ...] = ()) -> None:
         """Queue a part for a neighbour, with the detours to it. Without detours it only keeps its place in
         the order.
         """
-        backlog = self._backlogs.setdefault(int(send.peer), _Backlog())
+        backlog = self.backlogs.setdefault(int(send.peer), _Backlog())
         if detours:
             backlog.detours = detours
             self._exploration.count_chunk(detours)
@@ -265,26 +260,26 @@ class Dispatch:
                 loads[target] = OutgoingLink(links(Peer(target)))
             return loads[target]
 
-        for target in list(self._backlogs):
-            backlog = self._backlogs[target]
+        for target in list(self.backlogs):
+            backlog = self.backlogs[target]
             primary = load_of(target)
             ways: list[_Way] = []
             for detour in backlog.detours:
                 if self._avoided and not self._is_open(detour.path):
                     continue
-                first, other = load_of(detour.path[1]), self._backlogs.get(detour.path[1])
+                first, other = load_of(detour.path[1]), self.backlogs.get(detour.path[1])
                 if other is not None:
                     first = OutgoingLink(links(Peer(detour.path[1])), other.bytes)
                 ways.append((detour, first))
             yield from self._explore(backlog, primary, ways, now)
             yield from self._by_rule(backlog, primary, ways, now)
             if not backlog.items:
-                del self._backlogs[target]
+                del self.backlogs[target]
 
     def take_out(self, wanted: Callable[[Hashable], bool]) -> list[Send]:
         """Remove and return the waiting parts whose tag is `wanted`."""
         taken: list[Send] = []
-        for target, backlog in list(self._backlogs.items()):
+        for target, backlog in list(self.backlogs.items()):
             left: list[_Item] = []
             for item in backlog.items:
                 if item.send.tag is not None and wanted(item.send.tag):
@@ -294,7 +289,7 @@ class Dispatch:
                     left.append(item)
             backlog.items = left
             if not left:
-                del self._backlogs[target]
+                del self.backlogs[target]
         return taken
 
     def avoid(self, links: Collection[tuple[int, int]]) -> None:
@@ -314,7 +309,7 @@ class Dispatch:
 
     def clear(self) -> None:
         """Drop all parts and paths."""
-        self._backlogs.clear()
+        self.backlogs.clear()
         self._paths.clear()
 
     # ------------------------------------------------------------------------------------------------- inside
@@ -408,7 +403,7 @@ class Dispatch:
             return
         waiting = (
             detour
-            for other in self._backlogs.values()
+            for other in self.backlogs.values()
             if other.items and other.items[0].may_detour
             for detour in other.detours
         )

@@ -62,7 +62,11 @@ Held: TypeAlias = tuple[Peer, Part | Routed, Buffer | None, int | None, Charge]
 
 
 class KnownRoutes:
-    """The paths to one node, and the messages that wait until their path is known."""
+    """The paths to one node, and the messages that wait until their path is known.
+
+    Attributes:
+        has_news: the path of a message that is held, or had no room, may be known by now.
+    """
 
     def __init__(self, rank: int, policy: Policy, counters: Counters, waiting: WaitingBytes) -> None:
         """Begin with the paths of a policy.
@@ -86,12 +90,12 @@ class KnownRoutes:
         self._known: Final[set[tuple[_Path, bool]]] = set()
         """Paths that policies have, and whether parts come along them, as far as messages have come."""
         self._held: list[Held] = []
-        self._changed = False
+        self.has_news = False
 
     def new_policy(self, policy: Policy) -> None:
         """Let messages follow the paths of another policy, too."""
         self._policies[policy.version] = policy
-        self._changed = True
+        self.has_news = True
         self._known.clear()  # some may be of a policy that is forgotten now
         for version in [known for known in self._policies if known <= policy.version - _KEPT]:
             del self._policies[version]
@@ -102,7 +106,7 @@ class KnownRoutes:
     def failed_links(self, message: FailedLinks) -> None:
         """Let messages go around links that have failed."""
         self._failed.update((link.source, link.target) for link in message.links)
-        self._changed = True
+        self.has_news = True
 
     def admits(self, peer: Peer, message: Part | Routed, payload: Buffer | None, crc: int | None) -> bool:
         """Return whether a message may be handled; if not, it is held until its path may be known.
@@ -123,15 +127,10 @@ class KnownRoutes:
         self._held.append((peer, message, payload, crc, charge))
         return False
 
-    @property
-    def has_news(self) -> bool:
-        """Whether the path of a message that is held, or had no room, may be known by now."""
-        return self._changed
-
     def release(self) -> Iterator[Held]:
         """Yield the messages that are held, once, for another try."""
         held, self._held = self._held, []
-        self._changed = False
+        self.has_news = False
         self._waiting.ready(_PATHS)
         for one in held:
             self._waiting.give_back(one[-1])

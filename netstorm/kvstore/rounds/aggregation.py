@@ -3,6 +3,9 @@
 Per chunk and round: a node adds its own and all children's contributions, and sends the sum to its parent. At
 the root the sum is complete when every rank is in it. Then it goes down the same tree, and each node writes
 it to the user's destination (design, §5).
+
+This is the core: it knows rounds, trees and sums. What an option adds is an `Extension`, in a module of its
+own; `node_rounds` names them all.
 """
 
 from __future__ import annotations
@@ -10,56 +13,69 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import NodeLost, NotAuthorised, ProtocolViolation
-from netstorm.kvstore.forms import Collective, Form, Key, UndeterminedForm
+from netstorm.kvstore.forms import ChunkLayout, Collective, Form, Key, Sum, UndeterminedForm
 from netstorm.kvstore.operations import CollectiveCall, Operation, OperationQueue, Outbox
-from netstorm.kvstore.paths.dispatch import AuxiliaryOptions, Dispatch
+from netstorm.kvstore.paths.routes import forwarded_send
 from netstorm.kvstore.rounds.bindings import Bindings
-from netstorm.kvstore.rounds.bounded_loss import BoundedLoss
-from netstorm.kvstore.rounds.outgoing import ChunkMoves, ChunkTakeover, OutgoingParts, Owner, WithheldSums
-from netstorm.kvstore.rounds.round import CompleteRounds, OrderedRound, Round, has_sent
-from netstorm.kvstore.rounds.views import ViewChanges, lost_error
+from netstorm.kvstore.rounds.round import (
+    SENT,
+    CompleteRounds,
+    Extension,
+    OrderedRound,
+    Owner,
+    PartTag,
+    Round,
+    Way,
+)
 from netstorm.observe.log import Counters
 from netstorm.protocol.codecs import ELEMENT_BYTES, UNDETERMINED_FORM
-from netstorm.protocol.frames import Buffer, Peer, bits_from_wire, ranks_in
+from netstorm.protocol.frames import Buffer, Checksum, Peer, bits_from_wire, bits_to_wire, ranks_in
 from netstorm.protocol.messages import (
     ANY_RULE,
     CallsWaiting,
     CallTimedOut,
     LossTerms,
     Message,
-    Moved,
     Part,
     Phase,
     RoundBegun,
-    ViewAgreed,
     WaitingCall,
 )
-from netstorm.pslite.machine import Charge, Links, WaitingBytes
-from netstorm.topology.policy import Plan
+from netstorm.pslite.machine import Charge, Order, Send, TakeBack, WaitingBytes
+from netstorm.topology.policy import Plan, Policy
 
-__all__ = ["Aggregation", "EarlyPart", "Incoming", "TopologyRequests", "ZeroContributions", "check_part"]
+__all__ = ["Aggregation", "EarlyPart", "TopologyRequests", "check_part", "check_result"]
 
 
 _log = logging.getLogger(__name__)
+
+_RESULTS_AHEAD: Final = 1 << 62
+"""Bytes that results are ahead of sums in rounds that may end without late sums: more than a job has."""
 
 
 class Aggregation:
     """All open rounds of all keys on one node.
 
+    The methods are in the order of a round: submit, begin, contribute, receive, forward, deliver, end. What
+    extensions use has no underscore.
+
     Attributes:
         topology_requests: report to the scheduler which rounds have begun.
         completed_rounds: number of each round of a key that is complete here, until the owner of this object
             clears it.
-        dispatch: parts for neighbours that have auxiliary paths.
-        takeover: which chunks have moved to policies that take over.
         calls: reports collective calls that wait.
-        views: how rounds under way end when nodes leave or join.
-        incoming: the parts that others send.
+        techniques: all that this node has; see `Extension`.
+        extensions: those that the job asks for.
+        keys: those that the scheduler has numbered, by number.
+        rounds: the open ones.
+        complete: which rounds are complete here.
+        moved: by round, the chunks that have moved to later policies; of rounds that are not open here, too.
+        early: parts that wait for what they refer to.
     """
 
     def __init__(
@@ -68,102 +84,510 @@ class Aggregation:
         bindings: Bindings,
         outbox: Outbox,
         counters: Counters,
-        auxiliary: AuxiliaryOptions | None = None,
         *,
-        elastic: bool = False,
         waiting: WaitingBytes | None = None,
         reproducible: bool = False,
     ) -> None:
         self.topology_requests: Final = TopologyRequests()
         self.completed_rounds: Final[list[int]] = []
-        self.dispatch: Final = Dispatch(auxiliary or AuxiliaryOptions(), counters)
-        self.takeover: Final = ChunkTakeover(rank)
         self.calls: Final = WaitingCalls()
-        self._bit: Final = 1 << rank
+        self.techniques: tuple[Extension, ...] = ()
+        self.extensions: tuple[Extension, ...] = ()
+        self.rank: Final = rank
+        self.bit: Final = 1 << rank
+        self.bindings: Final = bindings
+        self.outbox: Final = outbox
+        self.counters: Final = counters
+        self.keys: Final[dict[int, Key]] = {}
+        self.rounds: Final[dict[Owner, Round]] = {}
+        self.complete: Final = CompleteRounds()
+        self.moved: Final[dict[Owner, dict[int, Plan]]] = {}
+        self.early: Final = EarlyParts(counters, waiting or WaitingBytes())
         self._round_type: Final = OrderedRound if reproducible else Round
-        self._bindings: Final = bindings
-        self._counters: Final = counters
-        self._keys: Final[dict[int, Key]] = {}
-        self._rounds: Final[dict[Owner, Round]] = {}
-        self._complete: Final = CompleteRounds()
         self._waiting: Final = OperationQueue()
-        self._outbox: Final = outbox
-        self._outgoing: Final = OutgoingParts(self.dispatch, self.takeover, outbox, counters)
-        self._sums: Final = self._make_sums(rank)
-        self._moves: Final = ChunkMoves(
-            takeover=self.takeover,
-            rounds=self._rounds,
-            outgoing=self._outgoing,
-            counters=counters,
-            contribute=self._contribute,
-        )
-        self.views: Final = ViewChanges(
-            rank,
-            active=elastic,
-            keys=self._keys,
-            rounds=self._rounds,
-            complete=self._complete,
-            bindings=bindings,
-            takeover=self.takeover,
-            withheld=self._sums.withheld,
-            outgoing=self._outgoing,
-            outbox=outbox,
-            counters=counters,
-            contribute=self._contribute,
-            fail=self._complete_round,
-        )
-        self._late_start: Final = LateStart(
-            keys=self._keys,
-            rounds=self._rounds,
-            views=self.views,
-            topology_requests=self.topology_requests,
-            end_round=self._complete_round,
-        )
-        self.incoming: Final = self._make_incoming(waiting or WaitingBytes())
         self._changed: Final[deque[int]] = deque()
         """Keys of which something may begin now."""
 
-    def _make_sums(self, rank: int) -> Forwarding:
-        return Forwarding(
-            rank,
-            rounds=self._rounds,
-            outgoing=self._outgoing,
-            counters=self._counters,
-            deliver=self._deliver,
-        )
+    def extend(self, extension: Extension) -> None:
+        """Plug a technique in, once. They are asked in the order of `techniques`."""
+        if extension not in self.extensions:
+            self.extensions = tuple(
+                one for one in self.techniques if one is extension or one in self.extensions
+            )
+            for round in list(self.rounds.values()):
+                extension.opened(round)
 
-    def _make_incoming(self, waiting: WaitingBytes) -> Incoming:
-        return Incoming(
-            keys=self._keys,
-            rounds=self._rounds,
-            complete=self._complete,
-            bindings=self._bindings,
-            takeover=self.takeover,
-            views=self.views,
-            outgoing=self._outgoing,
-            loss=self._sums.loss,
-            counters=self._counters,
-            waiting=waiting,
-            find_round=self._round,
-            forward=self._sums.forward,
-            deliver=self._deliver,
-        )
+    def policy_known(self, policy: Policy) -> None:
+        """Let techniques plug in that a policy asks for. Its `Bindings` know it."""
+        for technique in self.techniques:
+            technique.policy_known(policy)
 
-    # ---------------------------------------------------------------------------------- the user's operations
+    # ----------------------------------------------------------------------------------------- a round begins
 
     def add_key(self, key: Key) -> None:
         """Add a key that the scheduler has numbered; parts that came before are handled now."""
-        self._keys[key.identity] = key
-        self._complete.add_key(key.identity)
-        self._late_start.add_key(key.identity)
-        self.advance([key.identity])
+        self.keys[key.identity] = key
+        self.complete.add_key(key.identity)
+        for extension in self.extensions:
+            extension.key_added(key)
+        self.advance((key.identity,))
 
     def submit(self, operation: Operation, now: float) -> None:
         """Begin an operation, or queue it until its policy is here. Its key must be known."""
         operation.begun_at = now
-        self.calls.add(operation)
+        if operation.call is not None:
+            self.calls.add(operation)
         self._waiting.add(operation)
-        self.advance([operation.key.identity])
+        self.advance((operation.key.identity,))
+
+    def advance(self, keys: Iterable[int] | None = None) -> None:
+        """Begin what may begin, and handle early parts: something about `keys` (None: all) has changed."""
+        self._changed.extend(self.keys if keys is None else keys)
+        while self._changed:
+            key = self._changed.popleft()
+            if key not in self.keys:
+                continue
+            waiting = self._waiting.by_key.get(key)
+            while waiting and (version := self._may_begin(waiting[0])) is not None:
+                operation = waiting.pop(0)
+                error = next(filter(None, (one.refuses(operation) for one in self.extensions)), None)
+                if error is None:
+                    self._begin(operation, version)
+                else:
+                    self.outbox.complete(operation.done, error)
+            if waiting:
+                self.topology_requests.request_all(key)
+            if key in self.early.by_key:
+                self.receive_early(key)
+
+    def _may_begin(self, operation: Operation) -> int | None:
+        """Return the policy version that an operation runs under, or None while it must wait."""
+        key, number = operation.key, operation.round
+        if number > self.complete.up_to[key.identity] + key.rounds_under_way:
+            return None
+        if not all(extension.may_begin(operation) for extension in self.extensions):
+            return None
+        version = self.bindings.version_of(key.identity, number)
+        if version is None:
+            versions = (extension.version_of(key.identity, number) for extension in self.extensions)
+            return next((version for version in versions if version is not None), None)
+        return version if version in self.bindings.plans else None
+
+    def _begin(self, operation: Operation, version: int) -> None:
+        key, form, owner = operation.key, operation.form, (operation.key.identity, operation.round)
+        wrong = self.rounds.get(owner)
+        if wrong is not None and not (wrong.version == version and wrong.accepts(form, operation.digest)):
+            # Made by a part that came before our binding and names another policy, which no correct node
+            # sends; or by a rank that pushes or calls something else, which the scheduler will report.
+            self.topology_requests.request_all(key.identity)
+            del self.rounds[owner]
+            for extension in wrong.extensions:
+                extension.dropped(wrong)
+            self.counters.add("protocol_violations")
+            was = f"policy {wrong.version} in codec {wrong.form.codec}"
+            runs = f"policy {version} in codec {form.codec}"
+            _log.warning("dropped parts of %s under %s; it runs under %s", operation, was, runs)
+        round = self.open_round(key, operation.round, version, form, operation.digest)
+        round.operation, round.priority = operation, operation.priority
+        if round.form is not form:
+            round.switch_form(form)
+        if operation.loss is not None:
+            self._terms_known()
+            self._terms_came(round, operation.loss)
+        for extension in self.extensions:
+            extension.begins(round)
+        begun = RoundBegun(key=key.identity, round=operation.round, rule=operation.rule)
+        self.topology_requests.record_begin(key, begun, operation.begun_at)
+        for chunk, known in enumerate(tuple(round.results)):
+            if not known:
+                self.contribute(round, chunk)
+        if round.missing == 0 and owner not in self.complete:
+            self.end_round(round)
+        for extension in self.extensions:
+            extension.begun(round)
+
+    def open_round(self, key: Key, number: int, version: int, form: Form, call: int) -> Round:
+        """Return a round of a key by number, policy version, form and call; it is made if there is none.
+
+        Raises:
+            ProtocolViolation: it is open, and one of them differs.
+        """
+        round = self.rounds.get((key.identity, number))
+        if round is None:
+            plan = self.bindings.plan(version, key.spec.members)
+            assert plan is not None
+            round = self.rounds[key.identity, number] = self._round_type(key, number, plan, form, call=call)
+            if not plan.everybody & self.bit:
+                self.ask_for_binding(key, number)
+            for extension in self.extensions:
+                extension.opened(round)
+        elif round.version != version:
+            raise ProtocolViolation(
+                f"round {number} of key {key.name!r} runs under policy {round.version} here and under "
+                f"{version} elsewhere"
+            )
+        elif not round.accepts(form, call):
+            self.topology_requests.request_all(key.identity)
+            codecs = f"codec {round.form.codec} here and {form.codec} elsewhere"
+            differing = codecs if call == round.call else "one call here and another elsewhere"
+            raise ProtocolViolation(f"round {number} of key {key.name!r} has {differing}")
+        elif form.codec != round.form.codec:
+            round.switch_form(form)
+        return round
+
+    def ask_for_binding(self, key: Key, round: int) -> None:
+        """Ask what a rank that contributes nothing is not told otherwise: the policy of the next round."""
+        self.topology_requests.record_begin(key, RoundBegun(key.identity, round, ANY_RULE), 0.0)
+
+    def contribute(self, round: Round, chunk: int) -> None:
+        """Add this rank's own contribution to a chunk, unless a result is to come, or it is silent."""
+        if not round.plan_of(chunk).everybody & self.bit:
+            return  # what others have sent through this rank has gone on already
+        for extension in round.extensions:
+            if not extension.adds_own(round, chunk):
+                return
+        total = round.sum_of(chunk)
+        total.add_own(round.own_values(chunk), self.bit)
+        for extension in round.extensions:
+            extension.own_added(round, chunk)
+        self._forward(round, chunk, total)
+
+    # ----------------------------------------------------------------------------------- parts of other nodes
+
+    def receive(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> None:
+        """Handle a part of a tree neighbour.
+
+        A part may come before what it refers to is known, and after what it was for is over. The former are
+        kept, the latter are dropped; all others are checked against what the scheduler has fixed.
+
+        Raises:
+            ProtocolViolation: the part cannot belong to that.
+            NoRoom: it would have to wait, and too much waits already.
+        """
+        self._receive(peer, part, payload, payload_crc)
+        if self._changed:
+            self.advance(())
+
+    def _receive(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> None:
+        for extension in self.extensions:
+            if extension.intercepts(peer, part, payload, payload_crc):
+                return
+        key = self.keys.get(part.key)
+        plan = None if key is None else self.bindings.plan(part.version, key.spec.members)
+        if key is None or plan is None:
+            self.early.keep(peer, part, payload, payload_crc)
+        elif (part.key, part.round) in self.complete:
+            self.counters.add("parts_of_complete_rounds")
+        elif part.phase is Phase.RECOVERY:
+            raise wrong_recovery(peer, part)  # an extension handles it if it was agreed on
+        else:
+            self._take(peer, part, payload, payload_crc, key=key, plan=plan)
+
+    def _take(
+        self,
+        peer: Peer,
+        part: Part,
+        payload: Buffer | None,
+        payload_crc: int | None,
+        *,
+        key: Key,
+        plan: Plan,
+    ) -> None:
+        """Add a sum to that of this node, or take a result."""
+        owner, chunk = (part.key, part.round), part.chunk
+        if part.loss is not None:
+            self._terms_known()
+        bound = self.bindings.version_of(part.key, part.round)
+        moved = self.moved[owner].get(chunk) if owner in self.moved else None
+        form, contributors = check_part(
+            peer,
+            part,
+            payload,
+            key=key,
+            plan=plan,
+            complete=self.complete.up_to[part.key] + sum(one.lag(key, part, plan) for one in self.extensions),
+            bound=bound if moved is None else moved.version,
+        )
+        version = part.version if bound is None else bound
+        known = self.rounds.get(owner)
+        if (
+            known is not None
+            and known.operation is None
+            and not (known.version == version and known.accepts(form, part.call))
+        ):  # the one that has come before may be wrong: that shows once this rank's operation is here
+            self.early.keep(peer, part, payload, payload_crc)
+            return
+        round = self.open_round(key, part.round, version, form, part.call)
+        way = round.way_of(chunk)
+        if part.version != way[0].version:  # it has moved just now
+            self.counters.add("parts_of_moved_chunks")
+        elif part.phase is Phase.REDUCE:
+            if part.loss is not None:
+                self._terms_came(round, part.loss)
+            for extension in round.extensions:
+                if not extension.counts(round, part, contributors):
+                    return
+            total = round.sum_of(chunk)
+            if total.contributors & contributors:
+                self.counters.add("contributions_counted_before")
+                return
+            total.add_received(payload, contributors)
+            for extension in round.extensions:
+                extension.accepted(round, part)
+            self._forward(round, chunk, total)
+        elif round.results[chunk]:
+            self.counters.add("results_known_before")
+        else:
+            check_sum_is_in(peer, part, round, way[0])
+            if part.loss is not None:
+                self._terms_came(round, part.loss)
+            for extension in round.extensions:
+                extension.accepted(round, part)
+            self.send_down(
+                round,
+                chunk,
+                payload,
+                way=way,
+                crc=payload_crc,
+                priority=part.priority,
+                contributors=contributors,
+            )
+            self.deliver(round, chunk, payload, contributors)
+
+    def receive_early(self, key: int) -> None:
+        """Handle the parts of a key that came before something about it had changed."""
+        for early in self.early.take(key):
+            self.early.begin_again(early)
+            try:
+                self._receive(early.peer, early.part, early.payload, early.payload_crc)
+            except ProtocolViolation as error:
+                self.counters.add("protocol_violations")
+                _log.warning("dropped a part that rank %d sent early: %s", early.peer, error)
+
+    def _terms_known(self) -> None:
+        for technique in self.techniques:
+            technique.terms_known()
+
+    def _terms_came(self, round: Round, terms: LossTerms) -> None:
+        for extension in self.extensions:
+            extension.terms_came(round, terms)
+
+    # --------------------------------------------------------------------------------------- sums and results
+
+    def _forward(self, round: Round, chunk: int, total: Sum) -> None:
+        """Send a chunk's sum to the parent, if it is complete for this subtree and not withheld. At the root
+        it is the result.
+        """
+        plan, tree = round.way_of(chunk)
+        expected = plan.expected[tree]
+        passed = 0 if round.loss is None else round.loss.passed(chunk, plan.version)
+        if not expected or round.results[chunk]:
+            return
+        if total.contributors | passed != expected:
+            for extension in round.extensions:
+                extension.incomplete(round, chunk)
+        elif plan.reduce_parent[tree] < 0:
+            for extension in round.extensions:
+                extension.completed(round, chunk)
+            result = total.to_keep()
+            self.send_down(round, chunk, result, way=(plan, tree), contributors=expected)
+            self.deliver(round, chunk, result, expected)
+        else:
+            for extension in round.extensions:
+                if extension.withholds(round, chunk):
+                    return
+            self.send_up(round, chunk, (plan, tree))
+
+    def send_up(self, round: Round, chunk: int, way: Way) -> None:
+        """Send a chunk's sum, which is complete for this subtree, to the parent in its tree."""
+        plan, tree = way
+        total, loss = round.sum_of(chunk), round.loss
+        self._send(
+            plan.reduce_parent[tree],
+            round,
+            chunk,
+            plan=plan,
+            tree=tree,
+            phase=Phase.REDUCE,
+            contributors=total.contributors,
+            # A late contribution may be on its way when the result is here, and the user's memory changes.
+            payload=total.to_send() if loss is None else total.to_keep(),
+            loss=None if loss is None else loss.terms_of(chunk, plan.version),
+            crc=None,
+            priority=round.priority,
+        )
+        round.sums[chunk] = SENT
+
+    def send_down(
+        self,
+        round: Round,
+        chunk: int,
+        payload: Buffer | None,
+        *,
+        way: Way,
+        contributors: int,
+        crc: int | None = None,
+        priority: int | None = None,
+    ) -> None:
+        """Send a chunk's result to the children.
+
+        Args:
+            round: the chunk's.
+            chunk: its number.
+            payload: the result; None: zeros.
+            way: the chunk's.
+            contributors: bit set of the ranks that are in the result.
+            crc: its checksum; None: not known.
+            priority: the root's; None: this node is the root.
+        """
+        plan, tree = way
+        children = plan.broadcast_children[tree]
+        if not children:
+            return
+        receivers = round.receivers_of(chunk)
+        checksum = Checksum(payload) if crc is None and payload is not None else crc
+        for child in children:
+            wanted = receivers is None or receivers & plan.broadcast_mask[tree][child]
+            self._send(
+                child,
+                round,
+                chunk,
+                plan=plan,
+                tree=tree,
+                phase=Phase.BROADCAST,
+                contributors=contributors,
+                payload=payload if wanted else None,
+                loss=None if round.loss is None else round.loss.terms,
+                crc=checksum,
+                priority=round.priority if priority is None else priority,
+            )
+
+    def _send(
+        self,
+        to: int,
+        round: Round,
+        chunk: int,
+        *,
+        plan: Plan,
+        tree: int,
+        phase: Phase,
+        contributors: int,
+        payload: Buffer | None,
+        loss: LossTerms | None,
+        crc: int | Checksum | None,
+        priority: int,
+    ) -> None:
+        layout, key = round.layout, round.key
+        offsets = layout.offsets
+        if round.loss is not None and round.loss.offsets is not None:
+            offsets = round.loss.offsets
+        part = Part(
+            key=key.identity,
+            round=round.round,
+            chunk=chunk,
+            phase=phase,
+            version=plan.version,
+            tree=tree,
+            contributors=bits_to_wire(contributors),
+            dtype=key.spec.dtype,
+            priority=priority,
+            codec=round.form.codec,
+            call=round.call,
+            settled=round.settled.get(chunk, -1),
+            loss=loss,
+        )
+        # A result must arrive; what is late of a sum need not.
+        ahead = _RESULTS_AHEAD if loss is not None and phase is Phase.BROADCAST else 0
+        order: Order = (-priority, round.round, offsets[chunk] - ahead)
+        tag = PartTag(key.identity, round.round, chunk, phase, plan.version, layout.slots[chunk], to)
+        send = Send(
+            peer=Peer(to),
+            message=part,
+            payload=payload,
+            order=order,
+            payload_crc=None if payload is None else crc,
+            tag=tag,
+        )
+        for extension in self.extensions:
+            if extension.reroutes(send, tag, plan):
+                return
+        self.outbox.add(send)
+
+    def deliver(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
+        """Write a chunk's result to the user's destination."""
+        for extension in round.extensions:
+            extension.delivers(round, chunk, payload, contributors)
+        round.store(chunk, payload, contributors)
+        self.topology_requests.record_result(round)
+        for extension in round.extensions:
+            extension.delivered(round, chunk)
+        if round.missing == 0 and round.operation is not None:
+            self.end_round(round)
+        elif round.missing == 0:
+            self._changed.append(round.key.identity)
+            for extension in self.extensions:
+                extension.complete_without_operation(round)
+
+    def end_round(self, round: Round, error: NodeLost | None = None) -> None:
+        """Complete the operation of a round whose results are all written, or cannot be."""
+        operation, key = round.operation, round.key.identity
+        self.topology_requests.request_now(key)
+        del self.rounds[key, round.round]
+        for extension in round.extensions:
+            extension.dropped(round)
+            extension.ended(round)
+        self.complete.add(key, round.round)
+        self.bindings.forget_before(key, self.complete.up_to[key] + 1)
+        self._changed.append(key)
+        if operation is None:
+            return
+        self.counters.add("rounds")
+        if operation.call is not None:
+            self.calls.remove(operation)
+        if not operation.for_others:
+            self.completed_rounds.append(round.round)
+        self.outbox.complete(operation.done, error)
+
+    # ---------------------------------------------------------------------------- parts that are on their way
+
+    def take_back(
+        self, wanted: Callable[[Hashable], bool], then: Callable[[list[Send]], None] | None = None
+    ) -> None:
+        """Take back the parts whose tag is `wanted`, as far as they have not left.
+
+        Args:
+            wanted: called with tags (`PartTag` for parts of trees).
+            then: called with what waits here and, later, with what waits at links; None: drop it.
+        """
+        taken = [send for extension in self.extensions for send in extension.taken_back(wanted)]
+        if then is not None:
+            then(taken)
+        self.outbox.add(TakeBack(wanted=wanted, then=then))
+
+    def relay(self, part: Part, payload: Buffer | None, payload_crc: int | None) -> bool:
+        """Forward a part along its auxiliary path, without looking into it; False if the path ends here."""
+        key = self.keys.get(part.key)
+        offset = 0 if key is None else key.offset_of(part.chunk)
+        send = forwarded_send(part, payload, payload_crc, (-part.priority, part.round, offset))
+        if send is None:
+            return False
+        if not any(extension.queues(send) for extension in self.extensions):
+            self.outbox.add(send)
+        self.counters.add("relayed")
+        return True
+
+    def is_obsolete(self, part: Part) -> bool:
+        """Return whether a sum need not be sent: its result is here, or its chunk has moved."""
+        owner = part.key, part.round
+        if owner in self.complete:
+            return True
+        moved = self.moved.get(owner, {}).get(part.chunk)
+        if moved is not None and part.version < moved.version:
+            return True
+        round = self.rounds.get(owner)
+        return round is not None and round.results[part.chunk]
+
+    # ----------------------------------------------------------------------------------------- for the driver
 
     def outstanding(self) -> Iterator[Operation]:
         """Yield the operations that are not complete and that this rank's program waits for."""
@@ -171,228 +595,40 @@ class Aggregation:
 
     def _operations(self) -> Iterator[Operation]:
         yield from self._waiting
-        for round in self._rounds.values():
+        for round in self.rounds.values():
             if round.operation is not None:
                 yield round.operation
 
-    def advance(self, keys: Iterable[int] | None = None) -> None:
-        """Begin what may begin, and handle early parts: something about `keys` (None: all) has changed."""
-        self._changed.extend(self._keys if keys is None else keys)
-        while self._changed:
-            key = self._changed.popleft()
-            if key not in self._keys:
-                continue
-            waiting = self._waiting.of(key)
-            while waiting and (version := self._may_begin(waiting[0])) is not None:
-                if self.views.is_lost(key, waiting[0].round):
-                    operation = waiting.pop(0)
-                    self._outbox.complete(operation.done, lost_error(operation))
-                else:
-                    self._begin(waiting.pop(0), version)
-            if waiting:
-                self.topology_requests.request_all(key)
-            self.incoming.receive_early(key)
-
-    def _may_begin(self, operation: Operation) -> int | None:
-        """Return the policy version that an operation runs under, or None while it must wait."""
-        key = operation.key
-        if self.views.changing or operation.round > self._complete.up_to(key.identity) + key.rounds_under_way:
-            return None
-        version = self._bindings.version_of(key.identity, operation.round)
-        if version is None:
-            return self._late_start.version_of(key.identity, operation.round)
-        return None if self._bindings.plan(version) is None else version
-
-    def _begin(self, operation: Operation, version: int) -> None:
-        key = operation.key
-        found = self._rounds.get((key.identity, operation.round))
-        form = operation.form
-        if found is not None and not (found.version == version and found.accepts(form, operation.digest)):
-            # Made by a part that came before our binding and names another policy, which no correct node
-            # sends; or by a rank that pushes or calls something else, which the scheduler will report.
-            self.topology_requests.request_all(key.identity)
-            del self._rounds[key.identity, operation.round]
-            self._sums.release(self._sums.withheld.end(found))
-            self._counters.add("protocol_violations")
-            was = f"policy {found.version} in codec {found.form.codec}"
-            runs = f"policy {version} in codec {form.codec}"
-            _log.warning("dropped parts of %s under %s; it runs under %s", operation, was, runs)
-        round = self._round(key, operation.round, version, form, operation.digest)
-        round.operation = operation
-        round.switch_form(form)
-        if operation.loss is not None:
-            self._sums.loss.open(round, operation.loss)
-        self._sums.loss.write_early(round)
-        self.views.write_kept(round)
-        self._sums.withheld.begin(round, operation.priority)
-        self.topology_requests.record_begin(
-            key,
-            RoundBegun(key=key.identity, round=operation.round, rule=operation.rule),
-            operation.begun_at,
-        )
-        for chunk, known in enumerate(tuple(round.results)):
-            if not known:
-                self._contribute(round, chunk)
-        if round.missing == 0 and (key.identity, round.round) not in self._complete:
-            self._complete_round(round)
-        elif round.missing and not round.plan.everybody & self._bit:
-            self.views.caught_up = True
-        if self.views.begins and round.plan.everybody & self._bit:
-            self.views.contributes_to.add(key.identity)
-
-    def _contribute(self, round: Round, chunk: int) -> None:
-        """Add this rank's own contribution to a chunk, unless a result is to come, or it is silent."""
-        key = round.key.identity
-        if self.views.awaits_result(key, round.round, chunk):
-            return
-        if not round.plan_of(chunk).everybody & self._bit:
-            return  # what others have sent through this rank has gone on already
-        round.sum_of(chunk).add_own(round.own_values(chunk), self._bit)
-        self._sums.loss.add_own(round, chunk)
-        if self.views.active:
-            round.record_settled(chunk, self._complete.up_to(key))
-        self._sums.forward(round, chunk)
-
-    # ----------------------------------------------------------------------------------- parts of other nodes
-
-    def receive(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> None:
-        """Handle a part of a tree neighbour.
-
-        Raises:
-            ProtocolViolation: the part cannot belong to what the scheduler has fixed.
-        """
-        self.incoming.receive(peer, part, payload, payload_crc)
-        self.advance([])
-
-    # --------------------------------------------------------------------------------- the progress of rounds
-
-    def _round(self, key: Key, number: int, version: int, form: Form, call: int) -> Round:
-        found = self._rounds.get((key.identity, number))
-        if found is None:
-            plan = self._bindings.plan(version, key.spec.members)
-            assert plan is not None
-            moves = self.takeover.moves(key.identity, number)
-            found = self._rounds[key.identity, number] = self._round_type(
-                key, number, plan, form, moves, call=call
-            )
-            if not plan.everybody & self._bit:
-                self._late_start.ask_for_binding(key, number)
-            self._moves.give_up_chunks(found)
-        elif found.version != version:
-            raise ProtocolViolation(
-                f"round {number} of key {key.name!r} runs under policy {found.version} here and under "
-                f"{version} elsewhere"
-            )
-        elif not found.accepts(form, call):
-            self.topology_requests.request_all(key.identity)
-            codecs = f"codec {found.form.codec} here and {form.codec} elsewhere"
-            differing = codecs if call == found.call else "one call here and another elsewhere"
-            raise ProtocolViolation(f"round {number} of key {key.name!r} has {differing}")
-        elif form.codec != found.form.codec:
-            found.switch_form(form)
-        return found
-
-    def _deliver(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
-        """Write a chunk's result to the user's destination."""
-        self._sums.loss.delivered(round, chunk, payload, contributors)
-        self.views.keep(round, chunk, payload, contributors)
-        round.store(chunk, payload, contributors)
-        self.topology_requests.record_result(round)
-        self._sums.release(self._sums.withheld.result(round, chunk))
-        if round.missing == 0 and round.operation is not None:
-            self._complete_round(round)
-        elif round.missing == 0:
-            self._changed.append(round.key.identity)
-            self._late_start.end_unneeded(round)
-
-    def _complete_round(self, round: Round, error: NodeLost | None = None) -> None:
-        """Complete the operation of a round whose results are all written, or cannot be."""
-        operation, key = round.operation, round.key.identity
-        self.topology_requests.request_now(key)
-        del self._rounds[key, round.round]
-        self._sums.release(self._sums.withheld.end(round))
-        self.takeover.end_round(key, round.round)
-        self._complete.add(key, round.round)
-        self._bindings.forget_before(key, self._complete.up_to(key) + 1)
-        self._changed.append(key)
-        if operation is None:
-            return
-        self._counters.add("rounds")
-        self.calls.remove(operation)
-        if not operation.for_others:
-            self.completed_rounds.append(round.round)
-        self._outbox.complete(operation.done, error)
-
-    def begin_at(self, rounds: Mapping[int, int]) -> None:
-        """Go on with these rounds, by key: the program has the state of all before."""
-        self._late_start.begin_at(rounds)
-        self.advance(rounds)
-
-    # ---------------------------------------------------------------------------- takeover by another policy
-
-    def new_policy(self, plan: Plan) -> None:
-        """Install a policy; rounds under way move to it if it takes over, once the view is agreed on."""
-        self.views.set_members(plan.policy)
-        self._moves.new_policy(plan, later=self.views.changing)
-        self.advance()
-
-    def agree(self, message: ViewAgreed) -> bool:
-        """Go on in a new view; return whether its change ends, see `ViewChanges`."""
-        ended = self.views.agree(message)
-        if ended:
-            self._moves.view_agreed(self.views.version)
-            self.advance()
-        return ended
-
-    def chunks_moved(self, announcement: Moved) -> None:
-        """Handle the announcement that chunks have moved to another policy.
-
-        Raises:
-            ProtocolViolation: the policy is not known.
-        """
-        former = announcement.version < self.views.version  # everything has moved to the view's policy since
-        if not former and (announcement.key, announcement.round) not in self._complete:
-            self._moves.moved(announcement, self._bindings.plan(announcement.version))
-            self.advance([announcement.key])
-
-    # ----------------------------------------------------------------------------------------- for the driver
-
-    def run_dispatch(self, links: Links, now: float) -> bool:
-        """Send the chunks that wait for the state of links; return whether there were any."""
-        if self.dispatch.is_idle():
-            return False
-        self._outbox.add_all(self.dispatch.run(links, now))
-        return True
-
     def tick(self, now: float) -> None:
         """Do what is due."""
-        self._sums.tick(now)
+        for extension in self.extensions:
+            extension.tick(now)
         self.calls.tick(now)
         self.topology_requests.tick(now)
         if self._changed:
-            self.advance([])
+            self.advance(())
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        return min(self._sums.next_tick(), self.calls.next_tick(), self.topology_requests.next_tick())
+        due = min(self.calls.next_tick(), self.topology_requests.due)
+        return min(due, *(extension.next_tick() for extension in self.extensions)) if self.extensions else due
 
     def fail_all(self, error: Exception) -> None:
         """Fail every operation and forget every round."""
         operations = list(self._operations())
         self.calls.clear()
         self._waiting.clear()
-        self._rounds.clear()
-        self._sums.clear()
+        self.rounds.clear()
         self.topology_requests.clear()
-        self.incoming.clear()
-        self.takeover.clear()
-        self.dispatch.clear()
+        self.early.clear()
+        for technique in self.techniques:
+            technique.clear()
         for operation in operations:
-            self._outbox.complete(operation.done, error)
+            self.outbox.complete(operation.done, error)
 
     def waiting_text_of(self, operation: Operation) -> str:
         """Return what an operation waits for, for a person."""
-        round = self._rounds.get((operation.key.identity, operation.round))
+        round = self.rounds.get((operation.key.identity, operation.round))
         if round is None or round.operation is None:
             return f"{operation}: not begun; it waits for earlier rounds, or for the scheduler's answer"
         return f"{operation}: {round.waiting_text()}"
@@ -400,304 +636,6 @@ class Aggregation:
     def oldest(self) -> float:
         """Return when the oldest outstanding operation was submitted (inf: none is)."""
         return min((operation.begun_at for operation in self.outstanding()), default=math.inf)
-
-
-# Parts that other nodes send: which of them count, and for which round. Pure.
-#
-# A part may come before what it refers to is known, and after what it was for is over. The former are kept,
-# the latter are dropped; all others are checked against what the scheduler has fixed.
-
-
-class Incoming:
-    """The received parts of one node."""
-
-    def __init__(
-        self,
-        *,
-        keys: Mapping[int, Key],
-        rounds: Mapping[Owner, Round],
-        complete: CompleteRounds,
-        bindings: Bindings,
-        takeover: ChunkTakeover,
-        views: ViewChanges,
-        outgoing: OutgoingParts,
-        loss: BoundedLoss,
-        counters: Counters,
-        waiting: WaitingBytes,
-        find_round: Callable[[Key, int, int, Form, int], Round],
-        forward: Callable[[Round, int], None],
-        deliver: Callable[[Round, int, Buffer | None, int], None],
-    ) -> None:
-        """Begin without parts.
-
-        Args:
-            keys: by number.
-            rounds: the open rounds.
-            complete: which rounds are complete here.
-            bindings: which policy a round runs under.
-            takeover: which chunks have moved.
-            views: tells which parts are of a view before, or are results that were agreed on.
-            outgoing: sends results to the children.
-            loss: ends rounds without some contributions.
-            counters: of the process.
-            waiting: counts what is kept early.
-            find_round: returns a round of a key by number, policy version, form and call; it is made if there
-                is none.
-            forward: sends a chunk's sum on if it is complete for this subtree.
-            deliver: writes a chunk's result, with its contributors, to the user's destination.
-        """
-        self._keys: Final = keys
-        self._rounds: Final = rounds
-        self._complete: Final = complete
-        self._bindings: Final = bindings
-        self._takeover: Final = takeover
-        self._views: Final = views
-        self._outgoing: Final = outgoing
-        self._loss: Final = loss
-        self._counters: Final = counters
-        self._find_round: Final = find_round
-        self._forward: Final = forward
-        self._deliver: Final = deliver
-        self._early: Final = EarlyParts(counters, waiting)
-
-    def receive(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> None:
-        """Handle a part of a tree neighbour.
-
-        Raises:
-            ProtocolViolation: the part cannot belong to what the scheduler has fixed.
-            NoRoom: it would have to wait, and too much waits already.
-        """
-        key = self._keys.get(part.key)
-        plan = None if key is None else self._bindings.plan(part.version, key.spec.members)
-        if part.version < self._views.version:
-            self._counters.add("parts_of_former_views")
-        elif key is None or plan is None or self._views.changing:
-            self._early.keep(peer, part, payload, payload_crc)
-        elif (part.key, part.round) in self._complete:
-            self._counters.add("parts_of_complete_rounds")
-        elif part.phase is Phase.RECOVERY:
-            self._recover(peer, part, payload, key, plan)
-        elif not self._waits_for_move(peer, part, payload, payload_crc, plan):
-            self._take(peer, part, payload, key, plan, payload_crc=payload_crc)
-
-    def receive_early(self, key: int) -> None:
-        """Handle the parts of a key that came before something about it had changed."""
-        for early in self._early.take(key):
-            self._early.begin_again(early)
-            try:
-                self.receive(early.peer, early.part, early.payload, early.payload_crc)
-            except ProtocolViolation as error:
-                self._counters.add("protocol_violations")
-                _log.warning("dropped a part that rank %d sent early: %s", early.peer, error)
-
-    def clear(self) -> None:
-        """Drop all parts that came early."""
-        self._early.clear()
-
-    def _waits_for_move(
-        self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None, plan: Plan
-    ) -> bool:
-        """Drop a part of a chunk that has moved, and keep one whose chunk's move is not announced yet.
-        Return whether the part was one of these.
-        """
-        bound = self._bindings.version_of(part.key, part.round)
-        moved = self._takeover.version_of(part.key, part.round, part.chunk)
-        if moved is not None and part.version < moved:
-            self._counters.add("parts_of_moved_chunks")
-            return True
-        current = bound if moved is None else moved
-        later = plan.policy.takes_over and (current is None or part.version > current)
-        if later or (moved is not None and bound is None):
-            self._early.keep(peer, part, payload, payload_crc)
-            return True
-        return False
-
-    def _take(
-        self,
-        peer: Peer,
-        part: Part,
-        payload: Buffer | None,
-        key: Key,
-        plan: Plan,
-        *,
-        payload_crc: int | None,
-    ) -> None:
-        """Add a sum to that of this node, or take a result."""
-        bound = self._bindings.version_of(part.key, part.round)
-        moved = self._takeover.version_of(part.key, part.round, part.chunk)
-        form, contributors = check_part(
-            peer,
-            part,
-            payload,
-            key=key,
-            plan=plan,
-            complete=self._complete.up_to(part.key) + self._views.lag(plan) + self._loss.lag(key, part),
-            bound=bound if moved is None else moved,
-        )
-        version = part.version if bound is None else bound
-        found = self._rounds.get((part.key, part.round))
-        if (
-            found is not None
-            and found.operation is None
-            and not (found.version == version and found.accepts(form, part.call))
-        ):  # the one that has come before may be wrong: that shows once this rank's operation is here
-            self._early.keep(peer, part, payload, payload_crc)
-            return
-        round = self._find_round(key, part.round, version, form, part.call)
-        if part.version != round.plan_of(part.chunk).version:  # it has moved just now
-            self._counters.add("parts_of_moved_chunks")
-        elif part.phase is Phase.REDUCE:
-            if part.loss is not None and not self._may_still_count(round, part, part.loss, contributors):
-                return
-            total = round.sum_of(part.chunk)
-            if total.contributors & contributors:
-                self._counters.add("contributions_counted_before")
-                return
-            total.add_received(payload, contributors)
-            round.record_settled(part.chunk, part.settled)
-            self._forward(round, part.chunk)
-        elif round.results[part.chunk]:
-            self._counters.add("results_known_before")
-        else:
-            check_sum_is_in(peer, part, round)
-            round.settled[part.chunk] = part.settled
-            if part.loss is not None:
-                self._loss.open(round, part.loss)
-            self._outgoing.send_down(
-                round, part.chunk, payload, payload_crc, part.priority, contributors=contributors
-            )
-            self._deliver(round, part.chunk, payload, contributors)
-
-    def _may_still_count(self, round: Round, part: Part, terms: LossTerms, contributors: int) -> bool:
-        """Note a part of a round that may end without some; return whether it may still be in the result."""
-        loss = self._loss.open(round, terms)
-        if round.results[part.chunk]:
-            self._counters.add("contributions_too_late")
-            return False
-        if loss.passed(part.chunk, part.version) & contributors:
-            self._counters.add("contributions_counted_before")
-            return False
-        if not round.sum_of(part.chunk).contributors & contributors:
-            loss.add_mass(part.chunk, part.version, terms.mass)
-        return True
-
-    def _recover(self, peer: Peer, part: Part, payload: Buffer | None, key: Key, plan: Plan) -> None:
-        """Take a result from a rank that has it, after a change of the view."""
-        self._views.check_recovery(peer, part)
-        form, contributors = check_result(part, payload, key, plan)
-        round = self._find_round(key, part.round, part.version, form, part.call)
-        if not round.results[part.chunk]:
-            self._deliver(round, part.chunk, payload, contributors)
-
-    def relay(self, part: Part, payload: Buffer | None, payload_crc: int | None) -> bool:
-        """Forward a part along its auxiliary path, without looking into it; False if the path ends here."""
-        key = self._keys.get(part.key)
-        offset = 0 if key is None else key.offset_of(part.chunk)
-        if not self._outgoing.forward(part, payload, payload_crc, offset):
-            return False
-        self._counters.add("relayed")
-        return True
-
-    def is_obsolete(self, part: Part) -> bool:
-        """Return whether a sum need not be sent: its result is here, or its chunk has moved."""
-        if (part.key, part.round) in self._complete:
-            return True
-        moved = self._takeover.version_of(part.key, part.round, part.chunk)
-        if moved is not None and part.version < moved:
-            return True
-        round = self._rounds.get((part.key, part.round))
-        return round is not None and round.results[part.chunk]
-
-
-# Sums that are complete go on: to the parent, or as results. Pure.
-#
-# A sum may be withheld for a look-ahead (`withheld_sums`), or go on though it lacks contributions
-# (`bounded_loss`).
-
-
-class Forwarding:
-    """The sums of all open rounds of one node.
-
-    Attributes:
-        withheld: sums that wait for the look-ahead.
-        loss: rounds that may end without some contributions.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        *,
-        rounds: Mapping[Owner, Round],
-        outgoing: OutgoingParts,
-        counters: Counters,
-        deliver: Callable[[Round, int, Buffer | None, int], None],
-    ) -> None:
-        """Begin without sums; see `BoundedLoss` for the arguments."""
-        self.withheld: Final = WithheldSums()
-        self.loss: Final = BoundedLoss(
-            rank,
-            rounds=rounds,
-            outgoing=outgoing,
-            counters=counters,
-            deliver=deliver,
-            withhold_no_more=self._withhold_no_more,
-        )
-        self._rounds: Final = rounds
-        self._outgoing: Final = outgoing
-        self._deliver: Final = deliver
-
-    def forward(self, round: Round, chunk: int) -> None:
-        """Send a chunk's sum to the parent, if it is complete for this subtree and not withheld. At the root
-        it is the result.
-        """
-        plan = round.plan_of(chunk)
-        tree = plan.tree_of(round.layout.slots[chunk])
-        total, expected = round.sum_of(chunk), plan.expected[tree]
-        passed = 0 if round.loss is None else round.loss.passed(chunk, plan.version)
-        if not expected or round.results[chunk]:
-            return
-        if total.contributors | passed != expected:
-            if round.loss is not None:
-                self.loss.incomplete(round, chunk)
-        elif plan.reduce_parent[tree] < 0:
-            self.loss.completed(round, chunk)
-            result = total.to_keep()
-            self._outgoing.send_down(round, chunk, result, None, round.priority, contributors=expected)
-            self._deliver(round, chunk, result, expected)
-        elif passed or not self.withheld.withhold(round, chunk):
-            self._outgoing.send_up(round, chunk)
-
-    def release(self, released: Iterator[tuple[Owner, int]]) -> None:
-        """Send the sums that are withheld no longer."""
-        for owner, chunk in released:
-            round = self._rounds[owner]
-            # A faulty peer may have sent the result of what is withheld; moved chunks are not withheld.
-            if not round.results[chunk] and chunk not in round.moved:
-                self._outgoing.send_up(round, chunk)
-
-    def _withhold_no_more(self, round: Round) -> None:
-        span = round.look_ahead_span
-        if span is not None:
-            waiting = sorted(span.withheld)
-            self.release(self.withheld.end(round))
-            round.look_ahead_span = None
-            for chunk in waiting:
-                if not round.results[chunk] and chunk not in round.moved:
-                    self._outgoing.send_up(round, chunk)
-
-    def tick(self, now: float) -> None:
-        """Send the sums of rounds that have had no result for too long, and end what is late."""
-        self.release(self.withheld.release_overdue(self._rounds, now))
-        self.loss.tick(now)
-
-    def next_tick(self) -> float:
-        """Return when `tick` has something to do."""
-        return min(self.withheld.next_deadline(), self.loss.next_tick())
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.withheld.clear()
-        self.loss.clear()
 
 
 # Checks of received parts: each must agree with what the scheduler has fixed. Pure.
@@ -753,7 +691,7 @@ def check_part(
             "earlier round"
         )
     contributors = _check_sender(peer, part, key, plan, plan.tree_of(layout.slots[part.chunk]))
-    _check_payload(part, payload, key, form, contributors)
+    _check_payload(part, payload, contributors, key=key, form=form, layout=layout)
     return form, contributors
 
 
@@ -764,32 +702,42 @@ def check_result(part: Part, payload: Buffer | None, key: Key, plan: Plan) -> tu
         ProtocolViolation: no correct node sends it.
     """
     form, contributors = _form(part, key, plan), bits_from_wire(part.contributors)
-    if not 0 <= part.chunk < key.layout_of(form).chunks or part.dtype != key.spec.dtype or not contributors:
+    layout = key.layout_of(form)
+    if not 0 <= part.chunk < layout.chunks or part.dtype != key.spec.dtype or not contributors:
         raise ProtocolViolation(f"{_name(part, key)}, of {part.dtype}, is none that this key can have")
     if contributors >> plan.policy.size:
         raise ProtocolViolation(f"{_name(part, key)} counts ranks that the job does not have")
-    _check_payload(part, payload, key, form, contributors)
+    _check_payload(part, payload, contributors, key=key, form=form, layout=layout)
     return form, contributors
 
 
-def check_sum_is_in(peer: Peer, part: Part, round: Round) -> None:
+def wrong_recovery(peer: Peer, part: Part) -> ProtocolViolation:
+    """Return the error for a result that comes outside the trees, from a rank that was not to send it."""
+    return ProtocolViolation(
+        f"rank {peer} sends a result of round {part.round} of key {part.key} (chunk {part.chunk}) by "
+        f"policy {part.version}, which was not agreed on"
+    )
+
+
+def check_sum_is_in(peer: Peer, part: Part, round: Round, plan: Plan) -> None:
     """Check that a result from a tree's parent can have the sum that this node sends to its parent.
 
     Raises:
         NotAuthorised: that sum has not been sent, so the result was made up.
     """
-    plan = round.plan_of(part.chunk)
     expected = plan.expected[part.tree] if part.loss is None else 0
-    if expected and not has_sent(round, part.chunk):
+    if expected and round.sums[part.chunk] is not SENT:
         raise NotAuthorised(
             f"{_name(part, round.key)} comes from rank {peer} before rank {plan.rank} has sent its sum of "
             f"ranks {ranks_in(expected)}: nobody can have it"
         )
 
 
-def _check_payload(part: Part, payload: Buffer | None, key: Key, form: Form, contributors: int) -> None:
+def _check_payload(
+    part: Part, payload: Buffer | None, contributors: int, *, key: Key, form: Form, layout: ChunkLayout
+) -> None:
     if payload is not None:
-        start, end = key.layout_of(form).bounds[part.chunk]
+        start, end = layout.bounds[part.chunk]
         problem = form.problem(payload, end - start, contributors)
         if problem is not None:
             raise ProtocolViolation(f"{_name(part, key)} {problem}")
@@ -871,7 +819,8 @@ class EarlyParts:
     def __init__(self, counters: Counters, waiting: WaitingBytes) -> None:
         self._counters: Final = counters
         self._waiting: Final = waiting
-        self._by_key: Final[dict[int, list[EarlyPart]]] = {}
+        self.by_key: Final[dict[int, list[EarlyPart]]] = {}
+        """Empty: all were refused."""
 
     def keep(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> None:
         """Keep a part until `take`.
@@ -880,14 +829,15 @@ class EarlyParts:
             NoRoom: too much waits already.
         """
         size = 0 if payload is None else memoryview(payload).nbytes
+        parts = self.by_key.setdefault(part.key, [])  # also for what is refused: `take` asks for it again
         charge = self._waiting.take(size, part.key, f"keys that are new here, as {part.key} is, or a policy")
-        self._by_key.setdefault(part.key, []).append(EarlyPart(peer, part, payload, payload_crc, charge))
+        parts.append(EarlyPart(peer, part, payload, payload_crc, charge))
         self._counters.add("parts_kept_early")
 
     def take(self, key: int) -> list[EarlyPart]:
         """Return the parts of a key, once. The caller handles each, after `begin_again`."""
         self._waiting.ready(key)
-        taken = self._by_key.pop(key, [])
+        taken = self.by_key.pop(key, [])
         for early in taken:
             self._waiting.give_back(early.charge)
         return taken
@@ -898,7 +848,7 @@ class EarlyParts:
 
     def clear(self) -> None:
         """Drop all parts."""
-        for key in list(self._by_key):
+        for key in list(self.by_key):
             self.take(key)
         self._waiting.all_ready()
 
@@ -916,7 +866,11 @@ bytes."""
 
 
 class WaitingCalls:
-    """The collective calls of one node that have not completed."""
+    """The collective calls of one node that have not completed.
+
+    Attributes:
+        reports: to the scheduler, to be taken.
+    """
 
     def __init__(self) -> None:
         self._new: Final[dict[int, Operation]] = {}
@@ -924,19 +878,17 @@ class WaitingCalls:
         self._reported: Final[dict[int, Operation]] = {}
         self._deadline = math.inf
         """The first time-out among them, or of one that has completed since."""
-        self._reports: Final[list[Message]] = []
+        self.reports: Final[list[Message]] = []
 
     def add(self, operation: Operation) -> None:
-        """Record that an operation has been submitted."""
-        if operation.call is not None:
-            self._new[id(operation)] = operation
-            self._deadline = min(self._deadline, _deadline(operation))
+        """Record that an operation has been submitted that carries out a call."""
+        self._new[id(operation)] = operation
+        self._deadline = min(self._deadline, _deadline(operation))
 
     def remove(self, operation: Operation) -> None:
-        """Record that an operation has completed."""
-        if operation.call is not None:
-            self._new.pop(id(operation), None)
-            self._reported.pop(id(operation), None)
+        """Record that it has completed."""
+        self._new.pop(id(operation), None)
+        self._reported.pop(id(operation), None)
 
     def tick(self, now: float) -> None:
         """Prepare reports of calls that have waited long enough, or too long."""
@@ -947,7 +899,7 @@ class WaitingCalls:
             self._reported[identity] = self._new.pop(identity)
             due.append(_report(operation.call))
         if due:
-            self._reports.append(CallsWaiting(calls=tuple(due)))
+            self.reports.append(CallsWaiting(calls=tuple(due)))
         if now >= self._deadline:
             self._time_out(now)
 
@@ -956,14 +908,10 @@ class WaitingCalls:
         first = next(iter(self._new.values()), None)
         return self._deadline if first is None else min(self._deadline, first.begun_at + _PATIENCE_S)
 
-    def has_reports(self) -> bool:
-        """Return whether there is something to report."""
-        return bool(self._reports)
-
     def take_reports(self) -> list[Message]:
         """Return the reports to the scheduler, once."""
-        taken = list(self._reports)
-        self._reports.clear()
+        taken = list(self.reports)
+        self.reports.clear()
         return taken
 
     def report_again(self) -> None:
@@ -977,7 +925,7 @@ class WaitingCalls:
         """Forget all calls."""
         self._new.clear()
         self._reported.clear()
-        self._reports.clear()
+        self.reports.clear()
         self._deadline = math.inf
 
     def _time_out(self, now: float) -> None:
@@ -985,7 +933,7 @@ class WaitingCalls:
         for operation in operations:
             call = operation.call
             if call is not None and now >= _deadline(operation):
-                self._reports.append(
+                self.reports.append(
                     CallTimedOut(call=_report(call), members=call.members, seconds=call.timeout_s)
                 )
                 self._deadline = math.inf  # it ends the job
@@ -1025,18 +973,18 @@ class TopologyRequests:
 
     Attributes:
         round_s: duration of the last round, in s; set from outside.
+        pending: to be sent now.
+        due: when `tick` has something to do.
     """
 
     def __init__(self) -> None:
         self.round_s = 0.0
-        self._pending: list[RoundBegun] = []
-        """To be sent now."""
+        self.pending: list[RoundBegun] = []
+        self.due = math.inf
         self._deferred: Final[dict[int, RoundBegun]] = {}
         """By key: to be sent shortly before the end of the round."""
         self._gathered: Final[dict[int, list[RoundBegun]]] = {}
         """By key: to be sent when there are enough of them."""
-        self._gathered_at = math.inf
-        """When the first of them came."""
         self._recent: Final[dict[int, deque[RoundBegun]]] = {}
         """The last ones, by key."""
 
@@ -1051,11 +999,11 @@ class TopologyRequests:
         elif enough > 1:
             gathered = self._gathered.setdefault(round.key, [])
             gathered.append(round)
-            self._gathered_at = min(self._gathered_at, now)
+            self.due = min(self.due, now + _LONGEST_S)
             if len(gathered) >= enough:
                 self.request_all(round.key)
         else:
-            self._pending.append(round)
+            self.pending.append(round)
 
     def record_result(self, round: Round) -> None:
         """Record that one more result of a round is here."""
@@ -1066,32 +1014,24 @@ class TopologyRequests:
         """Defer the request for the next round of a key no longer."""
         begun = self._deferred.pop(key, None)
         if begun is not None:
-            self._pending.append(begun)
+            self.pending.append(begun)
 
     def request_all(self, key: int) -> None:
         """Report everything of a key now: a round waits for the answer, or for the scheduler's comparison."""
-        self._pending += self._gathered.pop(key, ())
+        self.pending += self._gathered.pop(key, ())
         self.request_now(key)
         if not self._gathered:
-            self._gathered_at = math.inf
+            self.due = math.inf
 
     def tick(self, now: float) -> None:
         """Report what has waited long enough for others."""
-        if now >= self.next_tick():
+        if now >= self.due:
             for key in list(self._gathered):
                 self.request_all(key)
 
-    def next_tick(self) -> float:
-        """Return when `tick` has something to do."""
-        return self._gathered_at + _LONGEST_S
-
-    def has_pending(self) -> bool:
-        """Return whether there are requests to send now."""
-        return bool(self._pending)
-
     def take(self) -> tuple[RoundBegun, ...]:
         """Return the requests to send now, once."""
-        taken, self._pending = self._pending, []
+        taken, self.pending = self.pending, []
         return tuple(taken)
 
     def recent(self) -> tuple[RoundBegun, ...]:
@@ -1101,128 +1041,7 @@ class TopologyRequests:
 
     def clear(self) -> None:
         """Drop all requests."""
-        self._pending = []
+        self.pending = []
         self._deferred.clear()
         self._gathered.clear()
-        self._gathered_at = math.inf
-
-
-# The zeros that a rank contributes after its program has ended, with NETSTORM_UNEVEN=join. Pure.
-#
-# A finished rank does not know which rounds the others will still push, and need not. It always contributes
-# as far ahead of what is complete as a node may, so its zeros are there before any rank waits for them. Nor
-# does it know whether the others will push dense arrays, rows or compressed ones: zeros have no payload, and
-# a form of their own that any other form replaces.
-
-
-class ZeroContributions:
-    """Operations of zeros, one after the other, so that the other ranks' rounds complete."""
-
-    def __init__(self) -> None:
-        self._pending: Final[deque[Key]] = deque()
-
-    def begin(self, keys: Iterable[Key]) -> None:
-        """Contribute zeros to every round of `keys` that the program has not pushed.
-
-        Args:
-            keys: granted keys. Rounds of a key without elements complete without contributions. Collective
-                rounds get no zeros: what a rank would contribute is not known.
-        """
-        for key in keys:
-            if key.layout is not None and key.layout.chunks:
-                self._pending.extend([key] * key.rounds_under_way)
-
-    def has_pending(self) -> bool:
-        """Return whether there are operations to take."""
-        return bool(self._pending)
-
-    def take(self) -> list[Operation]:
-        """Return the operations to submit now."""
-        taken = []
-        while self._pending:
-            taken.append(self._next(self._pending.popleft()))
-        return taken
-
-    def _next(self, key: Key) -> Operation:
-        def done(error: Exception | None) -> None:
-            if error is None:
-                self._pending.append(key)
-
-        return Operation(
-            key=key,
-            round=key.take_round(),
-            source=None,
-            destination=None,
-            done=done,
-            rule=ANY_RULE,
-            form=UndeterminedForm(),
-            for_others=True,
-        )
-
-
-# Where the program of a rank begins that has joined later: it has the state of all rounds before. Pure.
-
-
-class LateStart:
-    """The late start of one node's program; nothing of it concerns a rank that has begun with the job."""
-
-    def __init__(
-        self,
-        *,
-        keys: Mapping[int, Key],
-        rounds: Mapping[Owner, Round],
-        views: ViewChanges,
-        topology_requests: TopologyRequests,
-        end_round: Callable[[Round], None],
-    ) -> None:
-        """Begin without a state.
-
-        Args:
-            keys: by number; `Aggregation` adds to them.
-            rounds: the open rounds; `Aggregation` changes them.
-            views: know where the program begins, and what was lost before.
-            topology_requests: ask for bindings.
-            end_round: ends a round whose results are all here.
-        """
-        self._keys: Final = keys
-        self._rounds: Final = rounds
-        self._views: Final = views
-        self._topology_requests: Final = topology_requests
-        self._end_round: Final = end_round
-
-    def begin_at(self, rounds: Mapping[int, int]) -> None:
-        """Go on with these rounds, by key.
-
-        Of those before, the results still come here: other nodes may need them from this one. Keys that are
-        not named keep the results that came meanwhile.
-        """
-        self._views.begins.update(rounds)
-        for key, first in rounds.items():
-            if key in self._keys:
-                for owner in [owner for owner in self._rounds if owner[0] == key]:
-                    self.end_unneeded(self._rounds[owner])
-                self._views.give_up_lost(key)
-                self.ask_for_binding(self._keys[key], max(0, first - 1))
-
-    def add_key(self, key: int) -> None:
-        """Go on with a key that was not known when the state came."""
-        if key in self._views.begins:
-            self.begin_at({key: self._views.begins[key]})
-
-    def end_unneeded(self, round: Round) -> None:
-        """End a round of which all results are here, if the program's state has them already."""
-        unneeded = round.round < self._views.begins.get(round.key.identity, 0)
-        if round.missing == 0 and round.operation is None and unneeded:
-            self._end_round(round)
-
-    def version_of(self, key: int, round: int) -> int | None:
-        """Return the policy version of a round of which all results are here; None: some are missing.
-
-        The scheduler does not tell a rank that is behind of what all others have begun long ago.
-        """
-        found = self._rounds.get((key, round))
-        return None if found is None or found.missing or key not in self._views.begins else found.version
-
-    def ask_for_binding(self, key: Key, round: int) -> None:
-        """Ask what a silent rank is not told otherwise: under which policy the next round runs."""
-        self._topology_requests.record_begin(key, RoundBegun(key.identity, round, ANY_RULE), 0.0)
+        self.due = math.inf

@@ -19,11 +19,15 @@ round to one of them, and the message to this rank may be in flight.
 
 
 class Bindings:
-    """Policies by version, and each key's table of (first round, version)."""
+    """Policies by version, and each key's table of (first round, version).
+
+    Attributes:
+        plans: this node's part in each policy that is known, by version.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._plans: dict[int, Plan] = {}
+        self.plans: Final[dict[int, Plan]] = {}
         self._group_plans: dict[tuple[int, tuple[int, ...]], Plan] = {}
         """By version and members: those of groups that have used the version."""
         self._tables: dict[int, list[tuple[int, int]]] = {}
@@ -33,7 +37,7 @@ class Bindings:
 
     def install(self, policy: Policy) -> Plan:
         """Add a policy; the same version twice is the same policy."""
-        return self._plans.setdefault(policy.version, Plan(policy, self._rank))
+        return self.plans.setdefault(policy.version, Plan(policy, self._rank))
 
     def plan(self, version: int, members: tuple[int, ...] = ()) -> Plan | None:
         """Return this node's part in a policy, or None if the policy is not known.
@@ -42,7 +46,7 @@ class Bindings:
             version: the policy's.
             members: the ranks that take part; empty: all.
         """
-        plan = self._plans.get(version)
+        plan = self.plans.get(version)
         if not members or plan is None:
             return plan
         found = self._group_plans.get((version, members))
@@ -53,7 +57,7 @@ class Bindings:
     @property
     def newest(self) -> Policy:
         """The newest policy known; there is one from the start."""
-        return self._plans[max(self._plans)].policy
+        return self.plans[max(self.plans)].policy
 
     def bind(self, binding: Binding) -> None:
         """Add one row to a key's table.
@@ -103,9 +107,9 @@ class Bindings:
             return
         while len(table) > 1 and table[1][0] <= round:
             table.pop(0)
-        oldest = max(self._plans) - _KEPT
+        oldest = max(self.plans) - _KEPT
         used = {self._view_version} | {version for rows in self._tables.values() for _, version in rows}
-        for version in [known for known in self._plans if known < oldest and known not in used]:
-            del self._plans[version]
-        for version, members in [known for known in self._group_plans if known[0] not in self._plans]:
+        for version in [known for known in self.plans if known < oldest and known not in used]:
+            del self.plans[version]
+        for version, members in [known for known in self._group_plans if known[0] not in self.plans]:
             del self._group_plans[version, members]

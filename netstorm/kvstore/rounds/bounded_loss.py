@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.kvstore.forms import STORED, Array, Collective, Dense, Form, Key, Values, widened
-from netstorm.kvstore.rounds.outgoing import OutgoingParts, Owner, PartTag
-from netstorm.kvstore.rounds.round import Round, RoundLoss
-from netstorm.observe.log import Counters
+from netstorm.kvstore.rounds.aggregation import Aggregation
+from netstorm.kvstore.rounds.round import Extension, Owner, PartTag, Round, RoundLoss
 from netstorm.protocol.frames import Buffer, ranks_in
-from netstorm.protocol.messages import LossTerms, Part, Phase
+from netstorm.protocol.messages import LossTerms, Part
+from netstorm.topology.policy import Plan
 
 __all__ = [
     "MOST_MISSED",
@@ -172,35 +172,11 @@ _Step: TypeAlias = tuple[int, int]
 _Late: TypeAlias = list[tuple[Round, int, OpenChunk]]
 
 
-class BoundedLoss:
+class BoundedLoss(Extension):
     """The rounds of one node that may end without some contributions."""
 
-    def __init__(
-        self,
-        rank: int,
-        *,
-        rounds: Mapping[Owner, Round],
-        outgoing: OutgoingParts,
-        counters: Counters,
-        deliver: Callable[[Round, int, Buffer | None, int], None],
-        withhold_no_more: Callable[[Round], None],
-    ) -> None:
-        """Begin without rounds.
-
-        Args:
-            rank: this node's.
-            rounds: the open rounds; `Aggregation` changes them.
-            outgoing: sends parts, and takes back what has not left.
-            counters: of the process.
-            deliver: writes a chunk's result, with its contributors, to the user's destination.
-            withhold_no_more: sends the sums of a round that wait for a look-ahead.
-        """
-        self._rank: Final = rank
+    def __init__(self, rounds: Aggregation) -> None:
         self._rounds: Final = rounds
-        self._outgoing: Final = outgoing
-        self._counters: Final = counters
-        self._deliver: Final = deliver
-        self._withhold_no_more: Final = withhold_no_more
         self._new: Final[list[Owner]] = []
         """Rounds whose time begins with the next tick."""
         self._deadlines: Final[list[tuple[float, bool, Owner]]] = []
@@ -213,47 +189,70 @@ class BoundedLoss:
 
     # ----------------------------------------------------------------------------------- rounds as they come
 
-    def open(self, round: Round, terms: LossTerms) -> RoundLoss:
-        """Let a round end without some contributions; its time begins, unless it has begun before."""
-        loss = round.loss
-        if loss is None:
-            loss = round.loss = RoundLoss(terms)
-            self._new.append((round.key.identity, round.round))
-            places = None
-            if terms.important:
-                # What is sent first is not what has the lowest offset, by which a look-ahead withholds.
-                round.look_ahead_span = None
-                places = self._importance.order(round.key.identity, round.layout.chunks)
-            if places is not None:
-                loss.offsets = [round.layout.offsets[place] for place in places]
-        return loss
+    def terms_known(self) -> None:
+        """Plug in with the first such round."""
+        self._rounds.extend(self)
 
-    @staticmethod
-    def lag(key: Key, part: Part) -> int:
+    def terms_came(self, round: Round, terms: LossTerms) -> None:
+        """Let a round end without some contributions; its time begins, unless it has begun before."""
+        if round.loss is not None:
+            return
+        round.loss = RoundLoss(terms)
+        round.join(self, first=True)  # whoever is not in a result may not have completed any round
+        self._new.append(round.owner)
+        places = None
+        if terms.important:
+            places = self._importance.order(round.key.identity, round.layout.chunks)
+        if places is not None:
+            round.loss.offsets = [round.layout.offsets[place] for place in places]
+
+    def lag(self, key: Key, part: Part, plan: Plan) -> int:
         """Return how many rounds more than other nodes this one may be behind, as it may be missing."""
         return 0 if part.loss is None else MOST_MISSED + key.rounds_under_way
 
-    def add_own(self, round: Round, chunk: int) -> None:
-        """Record this rank's own contribution to a chunk."""
+    def begins(self, round: Round) -> None:
+        """Write the results that came before the operation of a round."""
+        if round.loss is not None:
+            for chunk, (payload, contributors) in round.loss.early.items():
+                round.write(chunk, payload, contributors)
+            round.loss.early.clear()
+
+    def own_added(self, round: Round, chunk: int) -> None:
+        """Record how large this rank's own contribution is."""
         loss = round.loss
         if loss is not None:
             start, end = round.layout.bounds[chunk]
             mass = mass_of(round.own_values(chunk), round.form, end - start)
             loss.add_mass(chunk, round.plan_of(chunk).version, mass)
 
+    def counts(self, round: Round, part: Part, contributors: int) -> bool:
+        """Record how large a sum of a child is; return whether it may still be in the result."""
+        loss = round.loss
+        if loss is None or part.loss is None:
+            return True
+        if round.results[part.chunk]:
+            self._rounds.counters.add("contributions_too_late")
+            return False
+        if loss.passed(part.chunk, part.version) & contributors:
+            self._rounds.counters.add("contributions_counted_before")
+            return False
+        if not round.sum_of(part.chunk).contributors & contributors:
+            loss.add_mass(part.chunk, part.version, part.loss.mass)
+        return True
+
     def incomplete(self, round: Round, chunk: int) -> None:
         """Handle a sum to which something has been added, and that lacks contributions of this subtree."""
         loss, total = round.loss, round.sums[chunk]
         if loss is None or total is None or total.contributors <= 0:
             return
-        plan = round.plan_of(chunk)
-        if plan.reduce_parent[plan.tree_of(round.layout.slots[chunk])] < 0:
+        plan, tree = round.way_of(chunk)
+        if plan.reduce_parent[tree] < 0:
             if loss.overdue:
                 self._changed.add(_step(round))
         elif loss.passes_on:
             contributors = total.contributors
-            self._counters.add("sums_passed_on")
-            self._outgoing.send_up(round, chunk)
+            self._rounds.counters.add("sums_passed_on")
+            self._rounds.send_up(round, chunk, (plan, tree))
             loss.record_passed(chunk, plan.version, contributors)
             round.sums[chunk] = None
 
@@ -264,7 +263,7 @@ class BoundedLoss:
             if round.loss.overdue:
                 self._changed.add(_step(round))
 
-    def delivered(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
+    def delivers(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
         """Prepare for a result that is here, and may be without some ranks."""
         loss = round.loss
         if loss is None:
@@ -281,27 +280,22 @@ class BoundedLoss:
             round.settled[chunk] = -1  # who is not in it may not have completed any round
             self._take_back(round, chunk)
 
-    def write_early(self, round: Round) -> None:
-        """Write the results that came before the operation of a round."""
-        if round.loss is not None:
-            for chunk, (payload, contributors) in round.loss.early.items():
-                round.write(chunk, payload, contributors)
-            round.loss.early.clear()
-
     # ----------------------------------------------------------------------------------------- time passes
 
     def tick(self, now: float) -> None:
         """Do what is due: pass on incomplete sums, end chunks that are late."""
         for owner in self._new:
-            round = self._rounds.get(owner)
+            round = self._rounds.rounds.get(owner)
             if round is not None and round.loss is not None:
                 deadline_s = round.loss.terms.deadline_s
                 heapq.heappush(self._deadlines, (now + _PASS_ON * deadline_s, False, owner))
                 heapq.heappush(self._deadlines, (now + deadline_s, True, owner))
         self._new.clear()
-        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2] not in self._rounds):
+        while self._deadlines and (
+            self._deadlines[0][0] <= now or self._deadlines[0][2] not in self._rounds.rounds
+        ):
             _, over, owner = heapq.heappop(self._deadlines)
-            round = self._rounds.get(owner)
+            round = self._rounds.rounds.get(owner)
             if round is not None and round.loss is not None:
                 self._time_over(round, round.loss, over=over)
         while self._changed:
@@ -330,7 +324,8 @@ class BoundedLoss:
             self._changed.add(_step(round))
             return
         loss.passes_on = True
-        self._withhold_no_more(round)  # what they wait for is late
+        for extension in round.extensions:
+            extension.hurry(round)  # what is withheld waits for what is late
         for chunk in range(len(round.sums)):
             self.incomplete(round, chunk)
 
@@ -350,7 +345,9 @@ class BoundedLoss:
     def _late(self, step: _Step) -> _Late:
         """Return the chunks of a step that are late here; none, if one of them must not end yet."""
         late: _Late = []
-        rounds = [round for round in self._rounds.values() if round.loss is not None and _step(round) == step]
+        rounds = [
+            round for round in self._rounds.rounds.values() if round.loss is not None and _step(round) == step
+        ]
         important: set[tuple[int, int]] | None = set()
         if rounds and rounds[0].loss is not None:
             identities = [round.key.identity for round in rounds]
@@ -359,10 +356,9 @@ class BoundedLoss:
             loss = round.loss
             if loss is None or not loss.overdue:
                 continue
-            for chunk, slot in enumerate(round.layout.slots):
-                plan = round.plan_of(chunk)
-                tree = plan.tree_of(slot)
-                if plan.root[tree] != self._rank or round.results[chunk] or not plan.expected[tree]:
+            for chunk in range(len(round.results)):
+                plan, tree = round.way_of(chunk)
+                if plan.root[tree] != self._rounds.rank or round.results[chunk] or not plan.expected[tree]:
                     continue
                 total = round.sums[chunk]
                 if total is None or not total.contributors:
@@ -377,8 +373,8 @@ class BoundedLoss:
 
     def _open_chunk(self, round: Round, loss: RoundLoss, chunk: int) -> OpenChunk:
         """Describe a chunk of which this node is the root."""
-        plan, total = round.plan_of(chunk), round.sum_of(chunk)
-        missing = plan.expected[plan.tree_of(round.layout.slots[chunk])] & ~total.contributors
+        (plan, tree), total = round.way_of(chunk), round.sum_of(chunk)
+        missing = plan.expected[tree] & ~total.contributors
         start, end = round.layout.bounds[chunk]
         return OpenChunk(
             elements=end - start,
@@ -392,10 +388,10 @@ class BoundedLoss:
         """End a chunk at its root: its sum is the result."""
         total = round.sum_of(chunk)
         contributors, result = total.contributors, total.to_keep()
-        self._counters.add("chunks_ended_early")
+        self._rounds.counters.add("chunks_ended_early")
         round.settled[chunk] = -1
-        self._outgoing.send_down(round, chunk, result, None, round.priority, contributors=contributors)
-        self._deliver(round, chunk, result, contributors)
+        self._rounds.send_down(round, chunk, result, way=round.way_of(chunk), contributors=contributors)
+        self._rounds.deliver(round, chunk, result, contributors)
 
     def _add_ended(self, step: _Step, ended: EndedChunks) -> None:
         if step not in self._ended:
@@ -407,17 +403,12 @@ class BoundedLoss:
 
     def _take_back(self, round: Round, chunk: int) -> None:
         """Take back the part that this node has queued for a chunk which has ended without it."""
-        owner = round.key.identity, round.round
+        owner = round.owner
 
         def late(tag: Hashable) -> bool:
-            return (
-                isinstance(tag, PartTag)
-                and tag.chunk == chunk
-                and (tag.key, tag.round) == owner
-                and tag.phase is Phase.REDUCE
-            )
+            return isinstance(tag, PartTag) and tag.chunk == chunk and tag.is_sum_of(owner)
 
-        self._outgoing.take_back(late)
+        self._rounds.take_back(late)
 
 
 def _step(round: Round) -> _Step:

@@ -2,24 +2,191 @@
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from collections.abc import Callable, Hashable
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from netstorm.errors import NodeLost
 from netstorm.kvstore.forms import ChunkLayout, ChunkSum, Form, Key, Sum, Values, ZeroSum
 from netstorm.kvstore.operations import Operation
 from netstorm.protocol.codecs import UNDETERMINED_FORM, Element
-from netstorm.protocol.frames import Buffer, ranks_in
-from netstorm.protocol.messages import LossTerms
-from netstorm.topology.look_ahead import LookAheadSpan
-from netstorm.topology.policy import Plan
+from netstorm.protocol.frames import Buffer, Peer, ranks_in
+from netstorm.protocol.messages import LossTerms, Part, Phase
+from netstorm.pslite.machine import Send
+from netstorm.topology.policy import Plan, Policy
 
-__all__ = ["CompleteRounds", "OrderedRound", "Round", "RoundLoss", "has_sent"]
+__all__ = [
+    "SENT",
+    "CompleteRounds",
+    "Extension",
+    "OrderedRound",
+    "Owner",
+    "PartTag",
+    "Round",
+    "RoundLoss",
+    "Way",
+]
 
 
-_SENT: Final = ChunkSum(Element.FLOAT32)
+Owner: TypeAlias = tuple[int, int]
+"""Key and number of a round."""
+
+
+Way: TypeAlias = tuple[Plan, int]
+"""A plan, and the index of a tree in it."""
+
+
+class PartTag(NamedTuple):
+    """What identifies a part while it is in a link's queue."""
+
+    key: int
+    round: int
+    chunk: int
+    phase: Phase
+    version: int
+    tree_slot: int
+    """The chunk's slot."""
+    peer: int
+
+    def is_sum_of(self, owner: Owner) -> bool:
+        """Return whether the part is a sum of a round."""
+        return self.phase is Phase.REDUCE and (self.key, self.round) == owner
+
+
+class Extension:
+    """A technique that does more than rounds, trees and sums need, at some points of a round's way.
+
+    `Aggregation.techniques` are all that a node has. One that its job asks for plugs itself in
+    (`Aggregation.extend`): then it is asked about all rounds. It takes part in those that it joins
+    (`Round.join`): then it is asked about their chunks, too. In a plain job, nothing is plugged in. What a
+    technique does not define does nothing.
+    """
+
+    __slots__ = ()
+
+    # -------------------------------------------------------------------------------------- of all techniques
+
+    def policy_known(self, policy: Policy) -> None:
+        """A policy is known: plug in if it asks for this."""
+
+    def terms_known(self) -> None:
+        """An operation or a part says that its round may end without some contributions: the same."""
+
+    def clear(self) -> None:
+        """The job has failed: forget everything."""
+
+    # --------------------------------------------------------------------------- of those that are plugged in
+
+    def key_added(self, key: Key) -> None:
+        """A key is known."""
+
+    def may_begin(self, operation: Operation) -> bool:
+        """Return whether an operation may begin now."""
+        return True
+
+    def version_of(self, key: int, round: int) -> int | None:
+        """Return the policy version of a round that the scheduler has bound to none."""
+        return None
+
+    def refuses(self, operation: Operation) -> NodeLost | None:
+        """Return why an operation that may begin cannot complete."""
+        return None
+
+    def intercepts(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> bool:
+        """Drop a part, keep it for later, or handle it; return False to leave it as it is."""
+        return False
+
+    def lag(self, key: Key, part: Part, plan: Plan) -> int:
+        """Return how many rounds more than other nodes this one may be behind."""
+        return 0
+
+    def opened(self, round: Round) -> None:
+        """A round is open, and nothing is in it: join it, or not."""
+
+    def terms_came(self, round: Round, terms: LossTerms) -> None:
+        """An operation or a part says so of a round: the same."""
+
+    def begins(self, round: Round) -> None:
+        """A round has its operation."""
+
+    def begun(self, round: Round) -> None:
+        """It has this rank's contributions."""
+
+    def complete_without_operation(self, round: Round) -> None:
+        """All results of a round are here before its operation."""
+
+    def reroutes(self, send: Send, tag: PartTag, plan: Plan) -> bool:
+        """Send a part of a chunk that `plan` sums in another way; return False to send it to its peer."""
+        return False
+
+    def queues(self, send: Send) -> bool:
+        """Keep a part that this node only forwards; return False to send it."""
+        return False
+
+    def taken_back(self, wanted: Callable[[Hashable], bool]) -> list[Send]:
+        """Return what is kept of parts whose tag is `wanted`, and forget it."""
+        return []
+
+    def view_begins(self, version: int) -> None:
+        """Everything moves to the policy of a new view."""
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+
+    def next_tick(self) -> float:
+        """Return when `tick` has something to do."""
+        return math.inf
+
+    # --------------------------------------------------------------------- of those that take part in a round
+
+    def adds_own(self, round: Round, chunk: int) -> bool:
+        """Return whether this rank contributes to a chunk."""
+        return True
+
+    def own_added(self, round: Round, chunk: int) -> None:
+        """This rank's contribution is in the sum of a chunk."""
+
+    def counts(self, round: Round, part: Part, contributors: int) -> bool:
+        """Return whether a sum of a child counts."""
+        return True
+
+    def accepted(self, round: Round, part: Part) -> None:
+        """A sum of a child has been added, or a result is about to be delivered."""
+
+    def incomplete(self, round: Round, chunk: int) -> None:
+        """Something has been added to a sum, and it lacks contributions of this subtree."""
+
+    def completed(self, round: Round, chunk: int) -> None:
+        """This rank is the root, and has a complete sum."""
+
+    def withholds(self, round: Round, chunk: int) -> bool:
+        """Return whether a complete sum is not sent to the parent now."""
+        return False
+
+    def hurry(self, round: Round) -> None:
+        """Withhold nothing of a round any more."""
+
+    def delivers(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
+        """A result is about to be written to the user's destination."""
+
+    def delivered(self, round: Round, chunk: int) -> None:
+        """It has been written."""
+
+    def dropped(self, round: Round) -> None:
+        """A round is forgotten, since it ends or was wrong."""
+
+    def ended(self, round: Round) -> None:
+        """A round ends, complete or not."""
+
+    def restarted(self, round: Round) -> None:
+        """All that has no result is summed anew: a new view begins."""
+
+
+SENT: Final = ChunkSum(Element.FLOAT32)
 """Stands for a sum that has gone to the parent: all its contributors have been counted."""
-_SENT.contributors = -1
+SENT.contributors = -1
 
 
 class Round:
@@ -27,15 +194,16 @@ class Round:
 
     __slots__ = (
         "call",
+        "extensions",
         "form",
         "key",
         "layout",
-        "look_ahead_span",
         "loss",
         "missing",
         "moved",
         "operation",
         "plan",
+        "priority",
         "results",
         "round",
         "settled",
@@ -43,9 +211,7 @@ class Round:
         "version",
     )
 
-    def __init__(
-        self, key: Key, round: int, plan: Plan, form: Form, moved: dict[int, Plan], *, call: int = 0
-    ) -> None:
+    def __init__(self, key: Key, round: int, plan: Plan, form: Form, *, call: int = 0) -> None:
         self.key = key
         self.layout: Final[ChunkLayout] = key.layout_of(form)
         self.form = form
@@ -55,32 +221,41 @@ class Round:
         self.round = round
         self.version = plan.version
         self.plan = plan
-        self.moved: Final = moved
+        self.extensions: tuple[Extension, ...] = ()
+        """The techniques that take part, in the order in which they are asked."""
+        self.moved: dict[int, Plan] = {}
         """Chunks that have moved to later policies (`takeover`)."""
         self.operation: Operation | None = None
         """The user's; None while only other ranks' data is here."""
-        self.sums: list[Sum | None] = [None] * self.layout.chunks
-        self.results = [False] * self.layout.chunks
+        self.priority = 0
+        """The operation's, once that is here."""
         self.missing = self.layout.chunks
         """Chunks whose result has not arrived."""
-        look_ahead = plan.policy.look_ahead if self.layout.is_within_key else 0
-        self.look_ahead_span = (
-            LookAheadSpan((key.identity, round), self.layout.offsets, look_ahead) if look_ahead else None
-        )
-        """The sums that are withheld; None: the policy has no look-ahead."""
+        self.sums: list[Sum | None] = [None] * self.missing
+        self.results = [False] * self.missing
         self.settled: dict[int, int] = {}
         """By chunk: up to which round of the key all contributors so far have completed all."""
         self.loss: RoundLoss | None = None
         """The round may end without some contributions (`bounded_loss`); None: it waits for all."""
 
     @property
-    def priority(self) -> int:
-        """The operation's; 0 until that is here."""
-        return 0 if self.operation is None else self.operation.priority
+    def owner(self) -> Owner:
+        """Its key and number."""
+        return self.key.identity, self.round
+
+    def join(self, extension: Extension, *, first: bool = False) -> None:
+        """Have a technique take part, once; `first`: before those that do."""
+        if extension not in self.extensions:
+            self.extensions = (extension, *self.extensions) if first else (*self.extensions, extension)
 
     def plan_of(self, chunk: int) -> Plan:
         """Return the plan that a chunk is summed by."""
         return self.moved.get(chunk, self.plan) if self.moved else self.plan
+
+    def way_of(self, chunk: int) -> Way:
+        """Return the plan that a chunk is summed by, and the index of its tree there."""
+        plan = self.moved.get(chunk, self.plan) if self.moved else self.plan
+        return plan, plan.tree_of(self.layout.slots[chunk])
 
     def accepts(self, form: Form, call: int) -> bool:
         """Return whether parts in this form, of a collective call (0: of none), may belong to this round."""
@@ -105,12 +280,7 @@ class Round:
         self.moved.clear()
         self.settled.clear()
         self.sums = [None] * len(self.sums)
-        self.look_ahead_span = None
         return self.missing
-
-    def record_settled(self, chunk: int, settled: int) -> None:
-        """Record up to which round a contributor, or a subtree of them, has completed all."""
-        self.settled[chunk] = min(self.settled.get(chunk, settled), settled)
 
     def sum_of(self, chunk: int) -> Sum:
         """Return the sum of a chunk; it is made if there is none."""
@@ -123,10 +293,6 @@ class Round:
         """Return whether another rank has contributed to a chunk that this rank is the root of."""
         total = self.sums[chunk]
         return total is not None and bool(total.contributors & ~(1 << self.plan.rank))
-
-    def mark_sent(self, chunk: int) -> None:
-        """Record that a chunk's sum has gone to the parent, and drop it."""
-        self.sums[chunk] = _SENT
 
     def own_values(self, chunk: int) -> Values | None:
         """Return this rank's contribution to a chunk, in the round's form; None: zeros."""
@@ -152,8 +318,7 @@ class Round:
         receivers = self.receivers_of(chunk)
         if receivers is None:
             return True
-        plan = self.plan_of(chunk)
-        tree = plan.tree_of(self.layout.slots[chunk])
+        plan, tree = self.way_of(chunk)
         return plan.reduce_parent[tree] < 0 or bool(receivers & plan.broadcast_mask[tree][plan.rank])
 
     def store(self, chunk: int, payload: Buffer | None, contributors: int) -> None:
@@ -182,9 +347,8 @@ class Round:
         roots: set[int] = set()
         for chunk, done in enumerate(self.results):
             total = self.sums[chunk]
-            plan = self.plan_of(chunk)
-            tree = plan.tree_of(self.layout.slots[chunk])
-            if not done and total is not None and total is not _SENT:
+            plan, tree = self.way_of(chunk)
+            if not done and total is not None and total is not SENT:
                 ranks.update(ranks_in(plan.expected[tree] & ~total.contributors))
             if not done and plan.broadcast_parent[tree] >= 0:
                 parents.add(plan.broadcast_parent[tree])
@@ -208,8 +372,7 @@ class OrderedRound(Round):
         if found is None:
             found = super().sum_of(chunk)
             if not isinstance(found, ZeroSum):
-                plan = self.plan_of(chunk)
-                tree = plan.tree_of(self.layout.slots[chunk])
+                plan, tree = self.way_of(chunk)
                 children = (plan.mask_of(tree, child) for child in sorted(plan.reduce_children[tree]))
                 found = self.sums[chunk] = OrderedSum(found, (1 << plan.rank & plan.everybody, *children))
         return found
@@ -271,40 +434,35 @@ class OrderedSum:
                 add(values, turn)
 
 
-def has_sent(round: Round, chunk: int) -> bool:
-    """Return whether a chunk's sum has gone to the parent: before, there can be no result."""
-    return round.sums[chunk] is _SENT
-
-
 # Which rounds of each key are complete on this node. They complete in any order. Pure.
 
 
 class CompleteRounds:
-    """The complete rounds of all keys: all up to a round, and a few beyond it."""
+    """The complete rounds of all keys: all up to a round, and a few beyond it.
+
+    Attributes:
+        up_to: by key, the last round up to which all are complete; -1: the first is not.
+    """
 
     def __init__(self) -> None:
-        self._up_to: Final[dict[int, int]] = {}
+        self.up_to: Final[dict[int, int]] = {}
         self._beyond: Final[dict[int, set[int]]] = {}
 
     def add_key(self, key: int) -> None:
         """Begin to count a key's rounds; a known key changes nothing."""
-        self._up_to.setdefault(key, -1)
+        self.up_to.setdefault(key, -1)
 
     def begin_at(self, key: int, round: int) -> None:
         """Count no round before `round`, as a node that has joined later does."""
         beyond = self._beyond.setdefault(key, set())
-        self._up_to[key] = max(self._up_to.get(key, -1), round - 1)
-        beyond -= {number for number in beyond if number <= self._up_to[key]}
+        self.up_to[key] = max(self.up_to.get(key, -1), round - 1)
+        beyond -= {number for number in beyond if number <= self.up_to[key]}
         self._advance(key, beyond)
-
-    def up_to(self, key: int) -> int:
-        """Return the last round of a known key up to which all are complete; -1: the first is not."""
-        return self._up_to[key]
 
     def __contains__(self, key_and_round: tuple[int, int]) -> bool:
         """Return whether a round, given as (key, number), is complete."""
         key, round = key_and_round
-        return round <= self._up_to.get(key, -1) or round in self._beyond.get(key, ())
+        return round <= self.up_to.get(key, -1) or round in self._beyond.get(key, ())
 
     def add(self, key: int, round: int) -> None:
         """Record that a round of a known key is complete."""
@@ -313,9 +471,9 @@ class CompleteRounds:
         self._advance(key, beyond)
 
     def _advance(self, key: int, beyond: set[int]) -> None:
-        while self._up_to[key] + 1 in beyond:
-            self._up_to[key] += 1
-            beyond.remove(self._up_to[key])
+        while self.up_to[key] + 1 in beyond:
+            self.up_to[key] += 1
+            beyond.remove(self.up_to[key])
 
 
 # What one node knows of a round that may end without some contributions. Pure.

@@ -17,17 +17,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from netstorm.errors import NodeLost, ProtocolViolation
 from netstorm.kvstore.forms import Form, Key
-from netstorm.kvstore.operations import Operation, Outbox
-from netstorm.kvstore.rounds.bindings import Bindings
-from netstorm.kvstore.rounds.outgoing import ChunkTakeover, OutgoingParts, Owner, PartTag, WithheldSums
-from netstorm.kvstore.rounds.round import CompleteRounds, Round
-from netstorm.observe.log import Counters
+from netstorm.kvstore.operations import Operation
+from netstorm.kvstore.rounds.aggregation import Aggregation, check_result, wrong_recovery
+from netstorm.kvstore.rounds.round import Extension, PartTag, Round
 from netstorm.protocol.frames import Buffer, Peer, bits_from_wire, bits_of, bits_to_wire, ranks_in
 from netstorm.protocol.messages import NewView, Part, Phase, Recovery, RoundResults, ViewAgreed, ViewReport
 from netstorm.pslite.machine import Send
@@ -45,11 +43,10 @@ _ANY_LAG: Final = 1 << 40
 """The same of a silent rank, which has every result since it joined, and waits for the state before."""
 
 
-class ViewChanges:
+class ViewChanges(Extension):
     """The changes of the view as one node takes part in them.
 
     Attributes:
-        active: nodes may leave the job and join it.
         kept: results that others may need.
         changing: a new view was announced, and is not agreed on: nothing may begin or be taken.
         version: of the policy of the view; -1: no view has replaced the first one.
@@ -57,63 +54,19 @@ class ViewChanges:
         silent: this rank contributes nothing yet.
         receipts: what other silent members have.
         contributes_to: keys to which a rank that joined later contributes by now.
-        begins: by key, the first round of the program of a rank that joined later: its state has all before.
+        begins_at: by key, the first round of the program of a rank that joined later, whose state has all
+            before.
         caught_up: this rank was silent, and now waits for the same round as the others; not reported yet.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        *,
-        active: bool,
-        keys: dict[int, Key],
-        rounds: dict[Owner, Round],
-        complete: CompleteRounds,
-        bindings: Bindings,
-        takeover: ChunkTakeover,
-        withheld: WithheldSums,
-        outgoing: OutgoingParts,
-        outbox: Outbox,
-        counters: Counters,
-        contribute: Callable[[Round, int], None],
-        fail: Callable[[Round, NodeLost | None], None],
-    ) -> None:
-        """Begin in the first view.
-
-        Args:
-            rank: this node's.
-            active: nodes may leave the job.
-            keys: by number; `Aggregation` adds to them.
-            rounds: the open rounds; `Aggregation` changes them.
-            complete: which rounds are complete here.
-            bindings: which policy a round runs under.
-            takeover: which chunks have moved.
-            withheld: sums that wait for the look-ahead.
-            outgoing: takes parts back that have not left.
-            outbox: takes what is to be sent.
-            counters: of the process.
-            contribute: adds this rank's contribution to a chunk whose sum is empty, if it has an operation.
-            fail: ends a round whose operation, if it has one, cannot complete.
-        """
-        self.active: Final = active
+    def __init__(self, rounds: Aggregation) -> None:
         self.kept: Final = KeptResults()
         self.version = -1
         self.changing = self.caught_up = self.silent = self.fresh = False
-        self._rank: Final = rank
-        self._keys: Final = keys
         self._rounds: Final = rounds
-        self._complete: Final = complete
-        self._bindings: Final = bindings
-        self._takeover: Final = takeover
-        self._withheld: Final = withheld
-        self._outgoing: Final = outgoing
-        self._outbox: Final = outbox
-        self._counters: Final = counters
-        self._contribute: Final = contribute
-        self._fail: Final = fail
         self.receipts: Final = Receipts()
         self.contributes_to: Final[set[int]] = set()
-        self.begins: Final[dict[int, int]] = {}
+        self.begins_at: Final[dict[int, int]] = {}
         self._lost: Final[dict[int, set[int]]] = {}
         """By key: rounds of which this rank has no operation yet, and that have results that nobody has."""
         self._view = 0
@@ -129,7 +82,8 @@ class ViewChanges:
         if message.view <= self._view:
             raise ProtocolViolation(f"view {message.view} comes after view {self._view}")
         self._view = message.view
-        self._bindings.install(message.policy)
+        self._rounds.bindings.install(message.policy)
+        self._rounds.policy_known(message.policy)
         self.version = message.policy.version
         self.changing = True
         self._expected.clear()
@@ -140,22 +94,22 @@ class ViewChanges:
         def outdated(tag: Hashable) -> bool:
             return isinstance(tag, PartTag) and tag.version < self.version
 
-        self._outgoing.take_back(outdated)
+        self._rounds.take_back(outdated)
         return ViewReport(
             view=message.view,
             fresh=self.fresh,
-            complete={key: self._complete.up_to(key) for key in self._keys},
+            complete={key: self._rounds.complete.up_to[key] for key in self._rounds.keys},
             results=tuple(
                 RoundResults(
                     key,
                     number,
                     bits_to_wire(bits_of(kept.chunks)),
                     bits_to_wire(bits_of(kept.known)),
-                    self._keys[key].layout_of(kept.form).chunks,
+                    self._rounds.keys[key].layout_of(kept.form).chunks,
                 )
                 for key, number, kept in self.kept
             ),
-            begins=dict(self.begins),
+            begins=dict(self.begins_at),
         )
 
     def agree(self, message: ViewAgreed) -> bool:
@@ -165,108 +119,77 @@ class ViewChanges:
         if message.view != self._view or not self.changing:
             return False
         self.changing = False
-        for recovery in message.recoveries:
-            if recovery.target == self._rank:
-                expected = self._expected.setdefault((recovery.key, recovery.round), {})
-                expected.update(dict.fromkeys(ranks_in(bits_from_wire(recovery.chunks)), recovery.source))
+        self._expect_results(message)
         if self.fresh:
             self.fresh = False
             for key, first in message.first_rounds.items():
-                self._complete.begin_at(key, first)
+                self._rounds.complete.begin_at(key, first)
         if self.silent:
             self._lost.clear()  # what is lost is named again
         self._fail_lost(message)
-        self._bindings.begin_view(self.version)
-        self._takeover.begin_view(self.version)
-        for round in list(self._rounds.values()):
+        self._rounds.bindings.begin_view(self.version)
+        for extension in self._rounds.extensions:
+            extension.view_begins(self.version)
+        for round in list(self._rounds.rounds.values()):
             self._rebase(round)
         for recovery in message.recoveries:
-            if recovery.source == self._rank:
+            if recovery.source == self._rounds.rank:
                 self._send_results(recovery)
-        for round in list(self._rounds.values()):
+        for round in list(self._rounds.rounds.values()):
             if round.operation is not None:
                 for chunk in range(len(round.results)):
                     if not round.results[chunk]:
-                        self._contribute(round, chunk)
+                        self._rounds.contribute(round, chunk)
         return True
-
-    def lag(self, plan: Plan) -> int:
-        """Return how many rounds more than other nodes this one may be behind."""
-        if not self.active:
-            return 0
-        return _LAG if plan.everybody >> self._rank & 1 else _ANY_LAG
 
     def take_caught_up(self) -> bool:
         """Return whether this rank has caught up, once."""
         found, self.caught_up = self.caught_up, False
         return found
 
-    def awaits_result(self, key: int, round: int, chunk: int) -> bool:
-        """Return whether a member has the result of a chunk, and sends it here: it is not summed again."""
-        return bool(self._expected) and chunk in self._expected.get((key, round), ())
-
-    def check_recovery(self, peer: Peer, part: Part) -> None:
-        """Check that a result comes from the rank that was to send it.
-
-        Raises:
-            ProtocolViolation: it was not agreed on.
-        """
-        source = self._expected.get((part.key, part.round), {}).get(part.chunk)
-        if source != int(peer) or part.version != self.version:
-            raise ProtocolViolation(
-                f"rank {peer} sends a result of round {part.round} of key {part.key} (chunk {part.chunk}) by "
-                f"policy {part.version}, which was not agreed on"
-            )
-
-    def _expects_no_more(self, key: int, round: int, chunk: int) -> None:
-        if self._expected:
-            expected = self._expected.get((key, round), {})
-            expected.pop(chunk, None)
-            if not expected:
-                self._expected.pop((key, round), None)
-
-    def clear(self) -> None:
-        """Forget everything: the job has failed."""
-        self.kept.clear()
-        self._expected.clear()
-        self.changing = False
+    def _expect_results(self, message: ViewAgreed) -> None:
+        for recovery in message.recoveries:
+            if recovery.target == self._rounds.rank:
+                expected = self._expected.setdefault((recovery.key, recovery.round), {})
+                expected.update(dict.fromkeys(ranks_in(bits_from_wire(recovery.chunks)), recovery.source))
 
     def _fail_lost(self, message: ViewAgreed) -> None:
         """Fail the operations that wait for results that no member has any more."""
         for lost in message.lost:
-            round = self._rounds.get((lost.key, lost.round))
+            round = self._rounds.rounds.get((lost.key, lost.round))
             if round is None or round.operation is None:
-                if (lost.key, lost.round) not in self._complete:
+                if (lost.key, lost.round) not in self._rounds.complete:
                     self._lost.setdefault(lost.key, set()).add(lost.round)
                 continue
             missing = bits_from_wire(lost.chunks) if lost.chunks else -1
             if any(not known and missing >> chunk & 1 for chunk, known in enumerate(round.results)):
-                self._fail(round, lost_error(round.operation))
+                self._rounds.end_round(round, lost_error(round.operation))
         for key in list(self._lost):
             self.give_up_lost(key)
 
     def give_up_lost(self, key: int) -> None:
         """Wait no more for results that nobody has, and that this rank's program does not need."""
         lost = self._lost.get(key, set())
-        for number in [number for number in lost if number < self.begins.get(key, 0)]:
+        for number in [number for number in lost if number < self.begins_at.get(key, 0)]:
             lost.discard(number)
-            round = self._rounds.get((key, number))
+            round = self._rounds.rounds.get((key, number))
             if round is not None:
-                self._fail(round, None)
-            elif (key, number) not in self._complete:
-                self._complete.add(key, number)
+                self._rounds.end_round(round, None)
+            elif (key, number) not in self._rounds.complete:
+                self._rounds.complete.add(key, number)
 
     def _rebase(self, round: Round) -> None:
         """Begin an open round anew under the view's policy, apart from the results that are here."""
-        plan = self._bindings.plan(self.version, round.key.spec.members)
+        plan = self._rounds.bindings.plan(self.version, round.key.spec.members)
         assert plan is not None
-        self._withheld.drop(round)  # it is summed anew
+        for extension in round.extensions:
+            extension.restarted(round)
         anew = round.begin_anew(plan)
-        self._counters.add("chunks_summed_anew", anew)
+        self._rounds.counters.add("chunks_summed_anew", anew)
 
     def _send_results(self, recovery: Recovery) -> None:
-        kept, key = self.kept.of(recovery.key, recovery.round), self._keys.get(recovery.key)
-        plan = None if key is None else self._bindings.plan(self.version, key.spec.members)
+        kept, key = self.kept.of(recovery.key, recovery.round), self._rounds.keys.get(recovery.key)
+        plan = None if key is None else self._rounds.bindings.plan(self.version, key.spec.members)
         if kept is None or key is None or plan is None:
             raise ProtocolViolation(
                 f"the scheduler has this rank send results of round {recovery.round} of key {recovery.key}, "
@@ -287,8 +210,8 @@ class ViewChanges:
                 codec=kept.form.codec,
                 call=kept.call,
             )
-            self._counters.add("results_recovered")
-            self._outbox.add(
+            self._rounds.counters.add("results_recovered")
+            self._rounds.outbox.add(
                 Send(
                     peer=Peer(recovery.target),
                     message=part,
@@ -297,32 +220,18 @@ class ViewChanges:
                 )
             )
 
-    def keep(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
-        """Keep a result that others may need, and drop those that nobody needs any more."""
-        if self.active:
-            self.kept.add(
-                round.key.identity,
-                round.round,
-                chunk,
-                KeptResult(payload, contributors) if round.wants_result(chunk) else None,
-                form=round.form,
-                call=round.call,
-                settled=self._settled(round, chunk, contributors),
-            )
-            self._expects_no_more(round.key.identity, round.round, chunk)
-
     def _settled(self, round: Round, chunk: int, contributors: int) -> int:
         """Return the round up to which nobody needs results any more, as the result of a chunk says."""
         key = round.key.identity
-        needed: float = self._complete.up_to(key)
+        needed: float = self._rounds.complete.up_to[key]
         if not round.key.spec.members:  # nobody takes the place of a rank that leaves a group
             needed = min(self.receipts.limit(key, contributors), needed)  # a silent rank's program is behind
         return int(min(round.settled.get(chunk, -1), needed))
 
     def set_members(self, policy: Policy) -> None:
         """Record who is in the job, and which members are silent, under the newest policy."""
-        self.silent = self._rank in policy.silent
-        silent = [rank for rank in policy.silent if rank != self._rank]
+        self.silent = self._rounds.rank in policy.silent
+        silent = [rank for rank in policy.silent if rank != self._rounds.rank]
         self.receipts.set_members(policy.members or range(policy.size), silent)
 
     def received(self) -> dict[int, int]:
@@ -330,22 +239,142 @@ class ViewChanges:
         rank does not contribute.
         """
         found = {}
-        for key in self._keys.keys() - self.contributes_to:
-            last = self._complete.up_to(key)
-            while (round := self._rounds.get((key, last + 1))) is not None and not round.missing:
+        for key in self._rounds.keys.keys() - self.contributes_to:
+            last = self._rounds.complete.up_to[key]
+            while (round := self._rounds.rounds.get((key, last + 1))) is not None and not round.missing:
                 last += 1
             found[key] = last
         return found
 
-    def is_lost(self, key: int, round: int) -> bool:
-        """Return whether a result of a round was lost before this rank had it."""
-        return round in self._lost.get(key, ())
+    # ------------------------------------------------------------------------------------- the way of a round
 
-    def write_kept(self, round: Round) -> None:
+    def may_begin(self, operation: Operation) -> bool:
+        """Return whether the view does not change."""
+        return not self.changing
+
+    def refuses(self, operation: Operation) -> NodeLost | None:
+        """Return an error if a result of a round was lost before this rank had it."""
+        lost = operation.round in self._lost.get(operation.key.identity, ())
+        return lost_error(operation) if lost else None
+
+    def intercepts(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> bool:
+        """Drop a part of a view before, keep one that comes while the view changes, and take a result from a
+        rank that has it.
+        """
+        rounds, key = self._rounds, self._rounds.keys.get(part.key)
+        if part.version < self.version:
+            rounds.counters.add("parts_of_former_views")
+            return True
+        if self.changing:
+            rounds.early.keep(peer, part, payload, payload_crc)
+            return True
+        if part.phase is not Phase.RECOVERY or key is None or (part.key, part.round) in rounds.complete:
+            return False
+        plan = rounds.bindings.plan(part.version, key.spec.members)
+        if plan is None:
+            return False
+        source = self._expected.get((part.key, part.round), {}).get(part.chunk)
+        if source != int(peer) or part.version != self.version:
+            raise wrong_recovery(peer, part)
+        form, contributors = check_result(part, payload, key, plan)
+        round = rounds.open_round(key, part.round, part.version, form, part.call)
+        if not round.results[part.chunk]:
+            rounds.deliver(round, part.chunk, payload, contributors)
+        return True
+
+    def lag(self, key: Key, part: Part, plan: Plan) -> int:
+        """Return how many rounds more than other nodes this one may be behind."""
+        return _LAG if plan.everybody & self._rounds.bit else _ANY_LAG
+
+    def opened(self, round: Round) -> None:
+        """Take part in every round."""
+        round.join(self)
+
+    def begins(self, round: Round) -> None:
         """Write the results that came before the operation of a round."""
         kept = self.kept.of(round.key.identity, round.round)
         for chunk, result in () if kept is None else kept.chunks.items():
             round.write(chunk, result.payload, result.contributors)
+
+    def begun(self, round: Round) -> None:
+        """Record that this rank's program waits for the same round as the others', or contributes by now."""
+        contributes = round.plan.everybody & self._rounds.bit
+        if round.missing and not contributes:
+            self.caught_up = True
+        if self.begins_at and contributes:
+            self.contributes_to.add(round.key.identity)
+
+    def adds_own(self, round: Round, chunk: int) -> bool:
+        """Return whether no member has the result of a chunk, and sends it here: it is not summed again."""
+        return not self._expected or chunk not in self._expected.get(round.owner, ())
+
+    def own_added(self, round: Round, chunk: int) -> None:
+        """Record up to which round this rank has completed all."""
+        self._record_settled(round, chunk, self._rounds.complete.up_to[round.key.identity])
+
+    def accepted(self, round: Round, part: Part) -> None:
+        """Record up to which round a subtree has, or all have, completed all."""
+        if part.phase is Phase.REDUCE:
+            self._record_settled(round, part.chunk, part.settled)
+        else:
+            round.settled[part.chunk] = part.settled
+
+    @staticmethod
+    def _record_settled(round: Round, chunk: int, settled: int) -> None:
+        round.settled[chunk] = min(round.settled.get(chunk, settled), settled)
+
+    def delivers(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
+        """Keep a result that others may need, and drop those that nobody needs any more."""
+        self.kept.add(
+            round.key.identity,
+            round.round,
+            chunk,
+            KeptResult(payload, contributors) if round.wants_result(chunk) else None,
+            form=round.form,
+            call=round.call,
+            settled=self._settled(round, chunk, contributors),
+        )
+        expected = self._expected.get(round.owner)
+        if expected is not None:
+            expected.pop(chunk, None)
+            if not expected:
+                del self._expected[round.owner]
+
+    # ----------------------------------------------- where the program of a rank begins that has joined later
+
+    def begin_at(self, rounds: Mapping[int, int]) -> None:
+        """Go on with these rounds, by key: the program has the state of all before.
+
+        Of those before, the results still come here: other nodes may need them from this one. Keys that are
+        not named keep the results that came meanwhile.
+        """
+        self._rounds.extend(self)
+        self.begins_at.update(rounds)
+        for key, first in rounds.items():
+            if key in self._rounds.keys:
+                for round in [round for round in self._rounds.rounds.values() if round.key.identity == key]:
+                    if not round.missing:
+                        self.complete_without_operation(round)
+                self.give_up_lost(key)
+                self._rounds.ask_for_binding(self._rounds.keys[key], max(0, first - 1))
+
+    def key_added(self, key: Key) -> None:
+        """Go on with a key that was not known when the state came."""
+        if key.identity in self.begins_at:
+            self.begin_at({key.identity: self.begins_at[key.identity]})
+
+    def complete_without_operation(self, round: Round) -> None:
+        """End a round of which all results are here, if the program's state has them already."""
+        if round.operation is None and round.round < self.begins_at.get(round.key.identity, 0):
+            self._rounds.end_round(round)
+
+    def version_of(self, key: int, round: int) -> int | None:
+        """Return the policy version of a round of which all results are here; None: some are missing.
+
+        The scheduler does not tell a rank that is behind of what all others have begun long ago.
+        """
+        known = self._rounds.rounds.get((key, round))
+        return None if known is None or known.missing or key not in self.begins_at else known.version
 
 
 def lost_error(operation: Operation) -> NodeLost:

@@ -9,8 +9,8 @@ import pytest
 
 from netstorm.errors import WaitTimeout
 from netstorm.kvstore.calls import TensorExchange
+from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.bounded_loss import MOST_MISSED, BoundedLoss, EndedChunks, MissedRounds
-from netstorm.kvstore.rounds.outgoing import OutgoingParts
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.codecs import Element, Reduction
 from netstorm.protocol.frames import ranks_in
@@ -231,12 +231,12 @@ def pass_on_the_same_twice(monkeypatch):
 
 
 def send_a_result_with_all_names(monkeypatch):
-    send = OutgoingParts.send_down
+    send = Aggregation.send_down
 
-    def wrong(self, round, chunk, *rest, contributors):
-        send(self, round, chunk, *rest, contributors=round.plan_of(chunk).everybody)
+    def wrong(self, round, chunk, payload, *, contributors, **more):
+        send(self, round, chunk, payload, contributors=round.plan_of(chunk).everybody, **more)
 
-    monkeypatch.setattr(OutgoingParts, "send_down", wrong)
+    monkeypatch.setattr(Aggregation, "send_down", wrong)
 
 
 def never_end(monkeypatch):

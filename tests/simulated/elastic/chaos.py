@@ -390,7 +390,7 @@ class Chaos:
                 aggregation, policy = joined.aggregation, joined.state.policy
                 rounds = [
                     (*owner, one.version, one.waiting_text(), one.operation is not None)
-                    for owner, one in aggregation._rounds.items()
+                    for owner, one in aggregation.rounds.items()
                 ]
                 lines.append(
                     f"    changing={aggregation.views.changing} version={aggregation.views.version} "

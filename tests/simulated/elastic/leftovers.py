@@ -24,7 +24,7 @@ def check_memory(chaos) -> None:
         for key, _, _ in joined.aggregation.views.kept:
             kept[key] = kept.get(key, 0) + 1
         for key, rounds in kept.items():
-            known = joined.aggregation._keys[key]
+            known = joined.aggregation.keys[key]
             use = chaos.uses.get(known.name)
             # A result says what was complete when ranks contributed: as many rounds before as may be under
             # way, and as many may have come after it.
@@ -38,14 +38,14 @@ def check_leftovers(chaos) -> None:
     """Check that nothing is left of rounds once all programs have ended."""
     for rank, _, joined in joined_nodes(chaos):
         aggregation = joined.aggregation
-        assert not aggregation._rounds, (rank, list(aggregation._rounds))
+        assert not aggregation.rounds, (rank, list(aggregation.rounds))
         assert not list(aggregation._waiting), rank
-        early = aggregation.incoming._early._by_key
+        early = aggregation.early.by_key
         assert not any(early.values()), (rank, early)
         assert not aggregation.views._expected, rank
-        assert not aggregation._sums.withheld._by_number, rank
+        assert not aggregation.look_ahead._by_number, rank
         assert not aggregation.takeover._announced, rank
-        assert not any(aggregation.takeover._moves.values()), rank
+        assert not any(aggregation.moved.values()), rank
         assert not joined.state.providing.requests, rank
     tables = chaos.job._consistency._tables
     assert all(len(table.open) <= table.under_way for table in tables.values())

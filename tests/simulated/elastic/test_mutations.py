@@ -7,7 +7,7 @@ import pytest
 from netstorm.errors import WaitTimeout
 from netstorm.kvstore.forms import ChunkSum
 from netstorm.kvstore.operations import Operation
-from netstorm.kvstore.rounds.aggregation import Aggregation, Incoming
+from netstorm.kvstore.rounds.node_rounds import NodeRounds
 from netstorm.kvstore.rounds.round import Round
 from netstorm.kvstore.rounds.views import ViewChanges
 from netstorm.lab.simulation.elastic import WrongResult
@@ -47,17 +47,17 @@ def count_one_twice(monkeypatch):
 
 
 def take_parts_of_former_views(monkeypatch):
-    receive = Incoming.receive
+    receive = NodeRounds._receive
 
     def wrong(self, peer, part, payload, payload_crc):
-        version = self._views.version
-        self._views.version = -1
+        version = self.views.version
+        self.views.version = -1
         try:
             receive(self, peer, part, payload, payload_crc)
         finally:
-            self._views.version = version
+            self.views.version = version
 
-    monkeypatch.setattr(Incoming, "receive", wrong)
+    monkeypatch.setattr(NodeRounds, "_receive", wrong)
 
 
 def go_on_while_the_view_changes(monkeypatch):
@@ -101,9 +101,9 @@ def contribute_another_round(monkeypatch):
 
 
 def begin_where_the_program_does_not(monkeypatch):
-    begin_at = Aggregation.begin_at
+    begin_at = NodeRounds.begin_at
     monkeypatch.setattr(
-        Aggregation,
+        NodeRounds,
         "begin_at",
         lambda self, rounds: begin_at(self, {key: one + 1 for key, one in rounds.items()}),
     )

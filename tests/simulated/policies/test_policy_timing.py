@@ -71,7 +71,7 @@ def test_rounds_that_are_pushed_ahead_do_not_wait_for_the_end_of_the_one_before(
     begun = cluster.now
     both = push(cluster, times=2)
     cluster.run_for(0.5)
-    rounds = {round for _, round in cluster.nodes[0].machine.joined.aggregation._rounds}
+    rounds = {round for _, round in cluster.nodes[0].machine.joined.aggregation.rounds}
     assert len(rounds) == 2  # the second one is under way, too
     cluster.run_until_ended(both, 60)
     assert cluster.now - begun < 2.2 * alone

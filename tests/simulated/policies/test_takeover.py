@@ -111,7 +111,7 @@ def test_a_root_keeps_the_few_chunks_that_are_left():
 
 
 def left(cluster):
-    rounds = cluster.nodes[0].machine.joined.aggregation._rounds.values()
+    rounds = cluster.nodes[0].machine.joined.aggregation.rounds.values()
     return sum(round.results.count(False) for round in rounds)
 
 

@@ -64,12 +64,12 @@ def test_without_detours_a_link_gets_what_fits_its_window_in_the_order_of_the_jo
     world = World()
     world.enqueue(3, 1, 5, 2, 4, 0, detours=())
     assert world.run() == [(9, 0), (9, 1), (9, 2), (9, 3)]
-    assert not world.dispatch.is_idle()
+    assert world.dispatch.backlogs
     world.links[9] = link(3)
     assert world.run() == [(9, 4)]
     world.links[9] = link(0)
     assert world.run() == [(9, 5)]
-    assert world.dispatch.is_idle()
+    assert not world.dispatch.backlogs
 
 
 def test_a_chunk_takes_a_detour_if_its_turn_on_the_link_would_come_clearly_later():

@@ -8,15 +8,19 @@ import pytest
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation, Outbox
-from netstorm.kvstore.rounds.aggregation import Aggregation
+from netstorm.kvstore.rounds.auxiliary import AuxiliaryPaths
 from netstorm.kvstore.rounds.bindings import Bindings
+from netstorm.kvstore.rounds.bounded_loss import BoundedLoss
+from netstorm.kvstore.rounds.look_ahead import LookAhead
+from netstorm.kvstore.rounds.node_rounds import NodeRounds
+from netstorm.kvstore.rounds.takeover import Takeover
 from netstorm.observe.log import Counters
 from netstorm.protocol.codecs import UNDETERMINED_FORM
 from netstorm.protocol.frames import Peer, bits_to_wire, checksum
-from netstorm.protocol.messages import Binding, KeyGrant, Part, Phase
+from netstorm.protocol.messages import Binding, KeyGrant, LossTerms, Part, Phase
 from netstorm.pslite.machine import Call, Send
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy
+from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree
 
 CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1)),), weights=(1,))
@@ -46,7 +50,7 @@ class Ranks:
         self.counters = [Counters() for _ in range(self.size)]
         self.outboxes = [Outbox() for _ in range(self.size)]
         self.nodes = [
-            Aggregation(r, self.bindings[r], self.outboxes[r], self.counters[r]) for r in range(self.size)
+            NodeRounds(r, self.bindings[r], self.outboxes[r], self.counters[r]) for r in range(self.size)
         ]
         self.in_flight = []
 
@@ -67,12 +71,12 @@ class Ranks:
         self.collect(rank)
         return key
 
-    def push(self, rank, key, values, *, destination=None, in_place=False):
+    def push(self, rank, key, values, *, in_place=False, loss=None):
         source = None if values is None else np.array(values, key.dtype)
         result = source if in_place else np.full(key.elements, -1, key.dtype)
         outcome: list[Exception | None] = []
         operation = Operation(
-            key=key, round=key.take_round(), source=source, destination=result, done=outcome.append
+            key=key, round=key.take_round(), source=source, destination=result, done=outcome.append, loss=loss
         )
         self.nodes[rank].submit(operation, now=0.0)
         self.collect(rank)
@@ -370,4 +374,39 @@ def test_nothing_is_left_of_rounds_that_were_held():
     for node in ranks.nodes:
         node.tick(0.0)
         assert node.next_tick() == float("inf")
-        assert not node._sums.withheld._by_number
+        assert not node.look_ahead._by_number
+
+
+def test_a_plain_job_plugs_nothing_in():
+    ranks = Ranks(CHAIN)
+    keys = [ranks.add_key(rank, 10) for rank in range(3)]
+    for rank in range(3):
+        ranks.push(rank, keys[rank], [1] * 10)
+        assert all(round.extensions == () for round in ranks.nodes[rank].rounds.values())
+    ranks.deliver_all()
+    assert all(node.extensions == () for node in ranks.nodes)
+
+
+@pytest.mark.parametrize(
+    ("asks", "technique"),
+    [
+        ({"look_ahead": 8}, LookAhead),
+        ({"takes_over": True}, Takeover),
+        ({"detours": (Detour(path=(1, 2, 0), links=((1e9, 0.0), (1e9, 0.0))),)}, AuxiliaryPaths),
+    ],
+)
+def test_a_policy_plugs_in_what_it_asks_for_and_nothing_else(asks, technique):
+    ranks = Ranks(CHAIN)
+    policy = Policy(version=2, trees=CHAIN.trees, weights=(1,), **asks)
+    for rank, node in enumerate(ranks.nodes):
+        node.new_policy(ranks.bindings[rank].install(policy))
+        assert [type(extension) for extension in node.extensions] == [technique]
+
+
+def test_terms_of_loss_plug_in_what_ends_rounds_early_at_whoever_hears_of_them():
+    ranks = Ranks(CHAIN)
+    keys = [ranks.add_key(rank, 4) for rank in range(3)]
+    ranks.push(2, keys[2], [1] * 4, loss=LossTerms(0.5, 1.0))
+    ranks.deliver_all()
+    assert [len(node.extensions) for node in ranks.nodes] == [0, 1, 1]
+    assert isinstance(ranks.nodes[1].extensions[0], BoundedLoss)

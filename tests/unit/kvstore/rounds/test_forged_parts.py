@@ -8,8 +8,8 @@ import pytest
 
 from netstorm.errors import Closed, NoRoom, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.operations import Outbox
-from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.bindings import Bindings
+from netstorm.kvstore.rounds.node_rounds import NodeRounds
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer, bits_to_wire
 from netstorm.protocol.messages import Phase
@@ -76,7 +76,7 @@ def test_who_waits_names_whose_contribution_or_result_is_missing():
 
 def test_what_waits_of_one_sender_is_bounded_in_bytes():
     waiting = WaitingBytes(of_one=4000)
-    node = Aggregation(0, Bindings(0), Outbox(), Counters(), waiting=waiting)
+    node = NodeRounds(0, Bindings(0), Outbox(), Counters(), waiting=waiting)
     for round in range(2):
         waiting.begin(Peer(1))
         node.receive(Peer(1), legal_part(round=round), bytes(500), None)
@@ -85,7 +85,7 @@ def test_what_waits_of_one_sender_is_bounded_in_bytes():
         node.receive(Peer(1), legal_part(round=2), bytes(500), None)
     waiting.begin(Peer(2))
     node.receive(Peer(2), legal_part(round=2), bytes(5000), None)
-    node.incoming.receive_early(legal_part().key)
+    node.receive_early(legal_part().key)
     assert waiting.take_ready() == {legal_part().key}, "what had no room is wanted now"
     node.fail_all(Closed("the end"))
     assert waiting.room(Peer(1)) == waiting.room(Peer(2)) == math.inf

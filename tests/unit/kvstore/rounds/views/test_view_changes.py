@@ -11,8 +11,8 @@ import pytest
 from netstorm.errors import NodeLost, ProtocolViolation
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation, Outbox
-from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.bindings import Bindings
+from netstorm.kvstore.rounds.node_rounds import NodeRounds
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer, bits_to_wire, checksum
 from netstorm.protocol.messages import Binding, KeyGrant, NewView, Part, Phase, RoundResults, ViewAgreed
@@ -41,7 +41,7 @@ class Job:
     def add(self, rank, *, fresh=False):
         bindings, outbox, counters = Bindings(rank), Outbox(), Counters()
         bindings.install(self.policy)
-        node = Aggregation(rank, bindings, outbox, counters, elastic=True)
+        node = NodeRounds(rank, bindings, outbox, counters, elastic=True)
         node.views.fresh = fresh
         key = Key(0, "w", (6,), "float32")
         key.set_grant(KeyGrant(namespace=0, name="w", key=0, first_slot=0, offset=0, chunk_size=4))
@@ -250,11 +250,11 @@ def test_a_rank_that_catches_up_says_so_once():
 
 def test_a_state_that_comes_before_its_key_is_known_counts_once_the_key_is():
     job = Job()
-    node = Aggregation(1, Bindings(1), Outbox(), Counters(), elastic=True)
+    node = NodeRounds(1, Bindings(1), Outbox(), Counters(), elastic=True)
     node.begin_at({0: 3})
     node.add_key(job.keys[1])
-    assert node.views.begins == {0: 3}
-    assert node.topology_requests.has_pending()
+    assert node.views.begins_at == {0: 3}
+    assert node.topology_requests.pending
 
 
 def test_results_are_kept_until_all_contributors_have_the_round():
@@ -270,7 +270,7 @@ def test_results_are_kept_until_all_contributors_have_the_round():
 def test_a_job_that_nobody_may_leave_keeps_nothing():
     bindings, outbox = Bindings(0), Outbox()
     bindings.install(Policy(version=1, trees=(Tree.undirected(Rank(0), (-1,)),), weights=(1,)))
-    node = Aggregation(0, bindings, outbox, Counters())
+    node = NodeRounds(0, bindings, outbox, Counters())
     key = Key(0, "w", (6,), "float32")
     key.set_grant(KeyGrant(namespace=0, name="w", key=0, first_slot=0, offset=0, chunk_size=4))
     bindings.bind(Binding(key=0, from_round=0, version=1, granted=9))
