@@ -4,8 +4,8 @@ Over a NetStorm group these are the codecs of `netstorm.compression`, which make
 Over other groups, "float32", "bfloat16" and "int8" are made of the collectives that every backend has.
 
 A codec is a generator of collectives. It begins one, yields it, and goes on when that one is done; what it
-returns is the average. So a codec reads like blocking code, and whoever drives it (`OuterAverage`) decides how
-many inner steps each collective may take. A new codec is a class with `OuterCodec`'s members, given to
+returns is the average. So a codec reads like blocking code, and whoever drives it (`OuterAverage`) decides
+how many inner steps each collective may take. A new codec is a class with `OuterCodec`'s members, given to
 `DiLoCo` as `codec=ThatClass`.
 """
 
