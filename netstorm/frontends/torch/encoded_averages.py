@@ -26,6 +26,7 @@ from netstorm.kvstore.calls import EncodedSum
 from netstorm.kvstore.operations import Done
 from netstorm.kvstore.process.runtime import describe_compression
 from netstorm.protocol.codecs import Reduction
+from netstorm.training.averages import divide_parts
 
 __all__ = [
     "ENCODED",
@@ -173,8 +174,7 @@ class EncodedAverages:
             part.wait_until_read()
             gradient = part.host.numpy()
             yield from codec.rounds(gradient, state, place)
-            for elements, contributors in total.counted(len(gradient)):
-                gradient[elements] /= np.float32(max(1, contributors.bit_count()))
+            divide_parts(gradient, total)
             part.copy_back()
             self._member.record_reduced(total.contributors)
             if isinstance(codec, Auto) and (news := codec.take_news()):

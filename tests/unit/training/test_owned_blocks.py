@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -69,7 +71,7 @@ class Job:
         self.blocks.apply(block, rank, np.ones(4, np.float32), (), lambda: None)
 
     def pull(self, rank, block=1):
-        found = []
+        found: list[Any] = []
         self.blocks.read(block, found.append)
         self.thread.run()
         self.blocks.pulled(block, rank, found[0])
@@ -107,7 +109,8 @@ def test_what_a_rank_pulls_after_its_push_is_not_what_the_push_was_computed_on()
 
 
 def test_a_read_has_all_updates_before_it_and_none_after():
-    job, found = Job(), []
+    job = Job()
+    found: list[Any] = []
     job.push(0)
     job.blocks.read(1, found.append)
     job.push(0)
@@ -145,7 +148,9 @@ def test_an_elastic_job_begins_without_blocks_and_a_block_that_is_not_held_canno
 
 
 def test_states_come_after_updates_and_others_are_refused():
-    job, found, problems = Job(elastic=True), [], []
+    job = Job(elastic=True)
+    found: list[Any] = []
+    problems: list[str] = []
     job.blocks.install(1, None, b"")
     job.blocks.states(1, found.append)
     job.blocks.check(1, b"x", problems.append)
