@@ -30,7 +30,7 @@ from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.memory_network import Timeline
-from netstorm.training.owned_blocks import OwnedBlocks, initial_blocks
+from netstorm.training.owned_blocks import OwnedBlocks, block_extent, initial_blocks
 
 __all__ = ["AsynchronousStore", "SimulatedBlockStore"]
 
@@ -81,6 +81,19 @@ class SimulatedRule:
         del self.updates[block]
 
 
+class _InitialBlocks(dict[int, Array]):
+    """Those of a key that may not have been granted yet, made when they are asked for."""
+
+    def __init__(self, key: Key, value: Array, *, whole: bool) -> None:
+        super().__init__()
+        self._key: Final = key
+        self._value: Final = value.ravel().copy()
+        self._whole: Final = whole
+
+    def __missing__(self, block: int) -> Array:
+        return self._value[block_extent(self._key, block, whole=self._whole)]
+
+
 class SimulatedBlockStore(OwnedBlocks[Array]):
     """The blocks of a key that a node owns.
 
@@ -89,18 +102,14 @@ class SimulatedBlockStore(OwnedBlocks[Array]):
     """
 
     def __init__(self, store: AsynchronousStore, key: Key, initial: Array) -> None:
-        elastic = store.node.machine.requests.live.is_elastic
-        blocks = initial_blocks(
-            key,
-            initial.ravel(),
-            store.machine.owners,
-            rank=store.node.rank,
-            whole=store.whole,
-            elastic=elastic,
-        )
-        super().__init__(
-            key, SimulatedRule(store.rule, key, whole=store.whole), store, blocks, elastic=elastic
-        )
+        rule = SimulatedRule(store.rule, key, whole=store.whole)
+        if store.node.machine.requests.live.is_elastic:
+            blocks: dict[int, Array] = _InitialBlocks(key, initial, whole=store.whole)
+            super().__init__(key, rule, store, blocks, elastic=True)
+        else:
+            owners, rank = store.machine.owners, store.node.rank
+            blocks = initial_blocks(key, initial.ravel(), owners, rank=rank, whole=store.whole, elastic=False)
+            super().__init__(key, rule, store, blocks, elastic=False)
         self.pushed_on: Final[list[tuple[int, int, Array | None]]] = []
 
     def apply(
