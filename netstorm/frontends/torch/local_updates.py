@@ -74,6 +74,7 @@ __all__ = [
     "HFA",
     "DiLoCo",
     "ESync",
+    "FragmentSchedule",
     "LocalSGD",
     "OuterCodec",
     "Ranks",
