@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.compression.registry import CodecRules, rules_of
-from netstorm.frontends.torch.encoded_averages import Parameter, units_of
 from netstorm.lab.testing.codec_trees import CodecTrees
+from netstorm.training.codec_states import Parameter, units_of
 
 __all__ = ["Curve", "Floats", "KeySums", "UnitSums"]
 

@@ -13,7 +13,7 @@ from digits.data import Dataset, load
 from digits.shards import Batch, Shard
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.torch.encoded_averages import Parameter
+from netstorm.training.codec_states import Parameter
 from race.one_process import Curve, Floats, KeySums
 from race.technique import Technique
 from workers.train import cnn

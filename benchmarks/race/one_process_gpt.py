@@ -14,7 +14,7 @@ from torch import nn
 from gpt.model import GPT
 from gpt.text import Batches, load_text
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.encoded_averages import Parameter
+from netstorm.training.codec_states import Parameter
 from race.one_process import Curve, UnitSums
 from race.technique import Technique
 

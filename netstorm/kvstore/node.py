@@ -47,7 +47,7 @@ from netstorm.kvstore.paths.routes import (
     relay_confirmation,
 )
 from netstorm.kvstore.rounds.bindings import Bindings
-from netstorm.kvstore.rounds.node_rounds import ZeroContributions
+from netstorm.kvstore.rounds.node_rounds import NodeRounds, ZeroContributions
 from netstorm.kvstore.state_transfer import StateSnapshot, StateTransfer
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m

@@ -46,7 +46,7 @@ from netstorm.frontends.mxnet.entries import (
     sum_rows,
 )
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
-from netstorm.frontends.mxnet.owner import OwnedRule, Owner, decode, joined, with_counts
+from netstorm.frontends.mxnet.owner import OwnedRule, Owner, arrays_of, with_counts
 from netstorm.frontends.mxnet.store import AnyEntry, Given, NetStormKVStore
 from netstorm.frontends.mxnet.updates import CalledUpdater, OptimizerUpdater, write_atomically
 from netstorm.kvstore.forms import Array, Key, Values
@@ -54,6 +54,7 @@ from netstorm.kvstore.operations import UNBOUNDED, Done, PullOperation, Pushes, 
 from netstorm.kvstore.process.elastic import Newcomer, SavingRank, collect_from_owners, wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime, describe_compression, runtime_of_this_process
 from netstorm.protocol.codecs import QUANTISED, ROW_SPARSE
+from netstorm.training.rule_states import decoded_state, joined
 
 __all__ = [
     "AsyncEntry",
@@ -491,9 +492,9 @@ class CollectedStates:
             ProtocolViolation: what an owner has sent is no state.
         """
         try:
-            parts = [decode(blocks[block]) for block in sorted(blocks)]
+            parts = [decoded_state(blocks[block]) for block in sorted(blocks)]
             if any(part.begun for part in parts):
-                self._states[key] = joined([part.state for part in parts], shape)
+                self._states[key] = arrays_of(joined([part.state for part in parts], shape))
         except (ProtocolViolation, ValueError, TypeError) as error:
             raise ProtocolViolation(f"key {key!r}: an owner has sent as a block's state {error}") from error
         if any(part.begun for part in parts):

@@ -9,16 +9,15 @@ as `kvstore`.
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from netstorm import clock
-from netstorm.compression.codec import Codec, Floats, GradientPlace, Rounds, State
+from netstorm.compression.codec import Codec, Floats, GradientPlace, Rounds
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.arrays import StagingBuffer, is_dense
 from netstorm.frontends.mxnet.asynchronous import (
@@ -36,24 +35,15 @@ from netstorm.frontends.mxnet.owner import Owner
 from netstorm.frontends.mxnet.store import AnyEntry, Given, NetStormKVStore
 from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.calls import EncodedSum, SiteLead, Sites, SiteSums, TensorCalls, run_in_turn, set_memory
-from netstorm.kvstore.forms import Array, Key
+from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import UNBOUNDED, Done, Operation
 from netstorm.kvstore.process.elastic import StepPacer
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.protocol.codecs import COLLECTIVE
+from netstorm.training.averages import Changes, divide_by_contributors, forget_the_past
+from netstorm.training.periods import Average, Paced, Periodic, Periods, StepSchedule
 
-__all__ = [
-    "HFA",
-    "Average",
-    "Changes",
-    "ESync",
-    "LocalSGD",
-    "MixedSync",
-    "Paced",
-    "Pacer",
-    "Periodic",
-    "divide_by_contributors",
-]
+__all__ = ["HFA", "ESync", "LocalSGD", "MixedSync"]
 
 
 # One dense key whose value this rank updates alone, and averages now and then.
@@ -374,194 +364,6 @@ class LocalEntry(Entry):
 _ignore: Final[Done] = lambda _: None  # noqa: E731 -- replaced before the operation is submitted
 
 
-# After which steps values are averaged, and over which ranks. Pure but for what paces it.
-
-
-class Average(enum.Enum):
-    """What follows a step."""
-
-    NONE = "none"
-    SITE = "the site's average"
-    ALL = "the average of all"
-
-
-class StepSchedule(Protocol):
-    """Decides step by step."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Names it, with what ranks must agree on."""
-
-    @property
-    def averages(self) -> int:
-        """How many averages steps have been followed by, of a site or of all."""
-
-    def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step of the optimizer, and return what follows it.
-
-        Args:
-            hurries: an average of all follows in any case. Those of the site that would have come before it
-                are left out, and count as made.
-        """
-
-    def go_on_at(self, averages: int) -> None:
-        """Go on behind so many averages, the last of which was one of all."""
-
-
-class Periodic:
-    """Averages within the site after every `k1` steps, and over all ranks at every `k2`-th of these times."""
-
-    def __init__(self, name: str, *, k1: int, k2: int) -> None:
-        """Begin before the first step; `name` is for messages.
-
-        Raises:
-            UsageError: a period below 1.
-        """
-        if k1 < 1 or k2 < 1:
-            raise UsageError(f"{name}: k1={k1}, k2={k2}: expected periods of at least 1")
-        self.fingerprint: Final = f"{name} k1={k1} k2={k2}"
-        self._k1, self._k2 = k1, k2
-        self._steps = 0
-
-    @property
-    def averages(self) -> int:
-        """How many averages steps have been followed by."""
-        return self._steps // self._k1
-
-    def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step of the optimizer, and return what follows it."""
-        period = self._k1 * self._k2
-        self._steps += period - self._steps % period if hurries else 1
-        if self._steps % self._k1:
-            return Average.NONE
-        return Average.SITE if self._steps % period else Average.ALL
-
-    def go_on_at(self, averages: int) -> None:
-        """Go on behind so many averages."""
-        self._steps = averages * self._k1
-
-
-class Pacer(Protocol):
-    """Says how many steps a round has."""
-
-    def steps(self) -> int:
-        """Return the number of steps of the present round."""
-
-    def round_ends(self, taken: int) -> None:
-        """Hear that the last step of the round has begun, and how many it has."""
-
-
-class Paced:
-    """Averages over all ranks after as many steps as a pacer says."""
-
-    def __init__(self, name: str, pacer: Pacer) -> None:
-        """Begin before the first step."""
-        self.fingerprint: Final = name
-        self._pacer: Final = pacer
-        self._done = 0
-        self._averages = 0
-
-    @property
-    def averages(self) -> int:
-        """How many averages steps have been followed by."""
-        return self._averages
-
-    def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step of the optimizer, and return what follows it. May wait for the pacer."""
-        self._done += 1
-        if not hurries and self._done < self._pacer.steps():
-            return Average.NONE
-        self._pacer.round_ends(self._done)
-        self._done = 0
-        self._averages += 1
-        return Average.ALL
-
-    def go_on_at(self, averages: int) -> None:
-        """Go on behind so many averages."""
-        self._averages, self._done = averages, 0
-
-
-# What a rank has learnt of a key since the last average, and the average of that under a codec.
-#
-# All ranks have the same values after an average: the *base* of the next one. A rank sends what it has learnt
-# since, its change, and the average of all changes is added to the base. So what a codec loses is lost of a
-# small change and not of a value, and what a rank has not sent yet (its residual) is added to its next
-# change.
-
-_OF_THE_PAST: Final = ("residual", "velocity")
-"""What codecs keep of earlier gradients (`State`)."""
-
-
-class Changes:
-    """The averages of one key at one rank. One is made at a time."""
-
-    def __init__(self) -> None:
-        """Begin without a base."""
-        self._base: Floats | None = None
-
-    def remember(self, values: Floats) -> None:
-        """Begin the next change with these values, which all ranks have."""
-        if self._base is None:
-            self._base = values.copy()
-        else:
-            self._base[:] = values
-
-    def rounds(
-        self,
-        values: Floats,
-        total: EncodedSum,
-        encode: Callable[[Floats], Rounds],
-        *,
-        weight: int = 1,
-        count: int | None = None,
-    ) -> Rounds:
-        """Replace values by their average, the same bits at all ranks.
-
-        Args:
-            values: flat; the sum over so many ranks as `weight` says.
-            total: of the changes.
-            encode: returns the rounds that make a change the sum of all changes, in place.
-            weight: how many ranks' values these are.
-            count: of how many ranks the sum is; None: of those that contribute to it, part by part.
-        """
-        base = self._base
-        assert base is not None, "a value that all ranks have is known"
-        with np.errstate(all="ignore"):
-            change = values - base if weight == 1 else values - np.float32(weight) * base
-        yield from encode(change)
-        with np.errstate(all="ignore"):
-            for elements, contributors in total.counted(len(change)):
-                change[elements] /= np.float32(count or max(1, contributors.bit_count()))
-            np.add(base, change, out=base)
-        values[:] = base
-
-
-def forget_the_past(state: State) -> None:
-    """Forget what has not been sent: this rank has just joined, and its values counted in no average yet."""
-    for name in _OF_THE_PAST:
-        state.pop(name, None)
-
-
-def divide_by_contributors(operation: Operation, values: Array) -> None:
-    """Make the result of an operation of its key's own form the average of those who are in it, in place.
-
-    Args:
-        operation: it has ended.
-        values: its destination.
-    """
-    bounds = operation.key.layout_of(operation.form).bounds
-    for contributors, chunks in operation.contributors.items():
-        divisor = values.dtype.type(max(1, contributors.bit_count()))
-        whole = chunks == (1 << len(bounds)) - 1
-        for begin, end in [(0, len(values))] if whole else _of(chunks, bounds):
-            with np.errstate(all="ignore"):
-                np.true_divide(values[begin:end], divisor, out=values[begin:end])
-
-
-def _of(chunks: int, bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [one for chunk, one in enumerate(bounds) if chunks >> chunk & 1]
-
-
 # What stores with local updates share: pushes update this rank's own values, which are averaged at times.
 
 _STATE: Final = "averages of a store with local updates"
@@ -593,7 +395,7 @@ class LocalUpdatesKVStore(NetStormKVStore):
         super().__init__()
         live = self._runtime.node.live
         members = live.first_members if live.is_elastic else self._runtime.node.members
-        self._schedule: StepSchedule = Periodic("none", k1=1, k2=1)
+        self._schedule: StepSchedule = Periodic("none", Periods(1))
         self._sites: Final = Sites.of(members, self.rank)
         self._pushed: Final[set[object]] = set()
         """Keys that were pushed in this step."""
@@ -748,7 +550,7 @@ class LocalSGD(LocalUpdatesKVStore):
             UsageError: it is below 1.
         """
         super().__init__()
-        self._schedule = Periodic("LocalSGD", k1=sync_every, k2=1)
+        self._schedule = Periodic("LocalSGD", Periods.every(sync_every))
 
 
 @methods_raise_mxnet_errors
@@ -775,11 +577,8 @@ class HFA(LocalUpdatesKVStore):
         """
         super().__init__()
         settings = self._runtime.settings
-        self._schedule = Periodic(
-            "HFA",
-            k1=settings.hfa_k1 if k1 is None else k1,
-            k2=settings.hfa_k2 if k2 is None else k2,
-        )
+        periods = Periods(settings.hfa_k1 if k1 is None else k1, settings.hfa_k2 if k2 is None else k2)
+        self._schedule = Periodic("HFA", periods)
 
 
 @methods_raise_mxnet_errors
@@ -805,7 +604,7 @@ class ESync(LocalUpdatesKVStore):
         name = f"ESync least={least_steps} most={most_steps}"
         self._paced: Final = Paced(name, self._pacer)
         is_alone = self._elastic is None and self.num_workers == 1
-        self._schedule = Periodic(name, k1=least_steps, k2=1) if is_alone else self._paced
+        self._schedule = Periodic(name, Periods(least_steps)) if is_alone else self._paced
 
     @property
     def steps(self) -> int:

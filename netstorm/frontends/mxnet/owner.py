@@ -12,10 +12,9 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, cast
 
-import msgspec
 import numpy as np
 
 from netstorm.compression.sparse import Rows
@@ -24,13 +23,29 @@ from netstorm.frontends.mxnet.arrays import filled_rows, memory_of, rows_of
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.updates import CalledUpdater
-from netstorm.kvstore.asynchronous.blocks import MOST_COUNTED, Gradient, chunks_of, extent, has_whole_rows
+from netstorm.kvstore.asynchronous.blocks import Gradient, extent, has_whole_rows
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.process.runtime import Runtime, after_close
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
+from netstorm.training.dcasgd import compensated_step
+from netstorm.training.owned_blocks import OwnedBlocks, initial_blocks
+from netstorm.training.rule_states import (
+    ArrayForm,
+    ArrayState,
+    ExpectedState,
+    JoinedRows,
+    JoinedState,
+    OptimizerState,
+    RuleState,
+    SeveralStates,
+    decoded_state,
+    encoded_state,
+    joined,
+    problem_of_state,
+)
 
-__all__ = ["BlockPlace", "OwnedRule", "Owner", "decode", "joined", "with_counts"]
+__all__ = ["BlockPlace", "OwnedRule", "Owner", "arrays_of", "with_counts"]
 
 
 _JOIN_S: Final = 10.0
@@ -58,14 +73,19 @@ class Owner:
 
         The key is known to the job. `initial` must not change before this returns.
         """
-        node, whole = self.runtime.node, self.rule.whole
-        owners, values = node.asynchronous.owners, _InitialValue(key, whole=whole)
-        for block in owners.blocks(key, whole=whole):
-            if node.live.is_elastic or owners.owner(key, block) == self.runtime.rank:
-                values.keep(block, initial)
+        node = self.runtime.node
+        elastic = node.live.is_elastic
+        values = initial_blocks(
+            key,
+            initial,
+            node.asynchronous.owners,
+            rank=self.runtime.rank,
+            whole=self.rule.whole,
+            elastic=elastic,
+        )
 
         def serve() -> None:
-            blocks = _BlockStore(self, key, user_key, values, elastic=node.live.is_elastic)
+            blocks = OwnedBlocks(key, _KeyRule(self, key, user_key), self, values, elastic=elastic)
             self.runtime.post(lambda node, _: node.asynchronous.serve(key, blocks))
 
         self.call(serve)
@@ -73,6 +93,10 @@ class Owner:
     def call(self, function: Callable[[], None]) -> None:
         """Have the owner's thread call a function. From any thread; does not wait."""
         self._calls.put(function)
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Have the I/O thread call a function. From any thread; does not wait."""
+        self.runtime.post(lambda _node, _now: function())
 
     def stop(self) -> None:
         """End the thread."""
@@ -88,52 +112,17 @@ class Owner:
                 self.runtime.fail(f"its update rule has failed: {type(error).__name__}: {error}")
 
 
-class _InitialValue:
-    """Blocks of the value that all ranks begin with."""
+class _KeyRule:
+    """The owner's rule, for the blocks of one key in MXNet's arrays. See `BlockRule`."""
 
-    def __init__(self, key: Key, *, whole: bool) -> None:
-        self._key: Final = key
-        self._whole: Final = whole
-        self._blocks: Final[dict[int, Array]] = {}
-
-    def keep(self, block: int, value: Array) -> None:
-        """Keep a block of a key's value."""
-        chunks = chunks_of(self._key, block, whole=self._whole)
-        self._blocks[block] = value[extent(self._key, chunks[0])[0] : extent(self._key, chunks[-1])[1]].copy()
-
-    def of(self, block: int) -> Array:
-        """Return a block that is kept."""
-        return self._blocks[block]
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the blocks that are kept."""
-        return iter(self._blocks)
-
-
-class _BlockStore:
-    """The blocks of one key. See `netstorm.kvstore.asynchronous.blocks.BlockStore`.
-
-    Only the owner's thread touches blocks, so calls about a block take effect in their order.
-    """
-
-    def __init__(
-        self, owner: Owner, key: Key, user_key: int | str, initial: _InitialValue, *, elastic: bool
-    ) -> None:
-        """Begin with the blocks in `initial`, or in an elastic job without any: they are installed later."""
+    def __init__(self, owner: Owner, key: Key, user_key: int | str) -> None:
         self._owner: Final = owner
         self._key: Final = key
         self._user_key: Final = user_key
-        self._initial: Final = initial if elastic or owner.rule.compensates else None
-        """What all ranks began with; kept for rules that ask what a gradient was computed on, too."""
-        self._blocks: Final = {} if elastic else {block: self._stored(initial.of(block)) for block in initial}
-        self._unchanged_owner: Final = set(self._blocks)
-        """Blocks that were this rank's from their initial value on."""
-        self._pulled: Final[dict[tuple[int, int], Buffer]] = {}
-        """What each rank has got last, by block and rank."""
 
     @property
-    def rule(self) -> str:
-        """Fingerprint of the update rule."""
+    def fingerprint(self) -> str:
+        """Names the rule."""
         return self._owner.rule.fingerprint
 
     @property
@@ -146,133 +135,66 @@ class _BlockStore:
         """Whether the rule has states or counts of earlier jobs."""
         return self._owner.rule.begins_with_states
 
-    def apply(
-        self,
-        block: int,
-        rank: int,
-        gradient: Gradient,
-        live: tuple[float, ...],
-        done: Callable[[], None],
+    @property
+    def compensates(self) -> bool:
+        """Whether the rule asks on which value a gradient was computed."""
+        return self._owner.rule.compensates
+
+    def begin(self, block: int, values: Array, states: bytes) -> NDArray:
+        """Return an array with the values, and take over another owner's states."""
+        stored = self._stored(values)
+        self._owner.rule.take_state(self._place(block), stored, states)
+        return stored
+
+    def update(
+        self, block: int, values: NDArray, gradient: Gradient, live: tuple[float, ...], base: Array | None
     ) -> None:
-        """Have a block updated by the owner's thread."""
-        pulled = self._pulled.get((block, rank))
+        """Queue the update of a block on MXNet's engine. The gradient has been copied when this returns, and
+        an operation that reads the block waits for the update.
+        """
+        if isinstance(gradient, Rows):
+            array = filled_rows(tuple(values.shape), self._key.dtype, gradient)
+        else:
+            array = self._array_of(gradient)
+        rule, place = self._owner.rule, self._place(block)
+        if rule.compensates:
+            known = values.copy() if base is None else self._array_of(base)
+            rule.update_compensated(place, array, values, live, known)
+        else:
+            rule.update(place, array, values, live)
 
-        def update() -> None:
-            stored = self._blocks[block]
-            if isinstance(gradient, Rows):
-                array = filled_rows(tuple(stored.shape), self._key.dtype, gradient)
-            else:
-                array = self._array_of(gradient)
-            rule = self._owner.rule
-            if rule.compensates:
-                rule.update_compensated(
-                    self._place(block), array, stored, live, self._base(block, pulled, stored)
-                )
-            else:
-                rule.update(self._place(block), array, stored, live)
-            # The gradient has been copied. An operation that reads the block waits for the update.
-            self._post(done)
-
-        self._owner.call(update)
-
-    def read(self, block: int, done: Callable[[Buffer], None]) -> None:
+    def read(self, values: NDArray, then: Callable[[Buffer], None]) -> None:
         """Have the engine copy a block, behind the updates that are queued."""
         runtime, name = self._owner.runtime, self._key.name
 
-        def read() -> None:
-            stored = self._blocks[block]
-
-            def start(completion: Completion) -> None:
-                if stored.stype == "row_sparse":
-                    copy: Array = rows_of(stored).values.reshape(-1).copy()
-                else:
-                    copy = np.frombuffer(memory_of(stored), np.uint8).copy()
-                completion.succeed()
-                self._post(lambda: done(copy))
-
-            push_async(start, reads=(stored,), writes=(), name="netstorm_read", skipped=skipped)
+        def start(completion: Completion) -> None:
+            if values.stype == "row_sparse":
+                copy: Array = rows_of(values).values.reshape(-1).copy()
+            else:
+                copy = np.frombuffer(memory_of(values), np.uint8).copy()
+            completion.succeed()
+            then(copy)
 
         def skipped() -> None:
             runtime.fail(f"an update of key {name!r}, of which it is an owner, has failed")
 
-        self._owner.call(read)
+        push_async(start, reads=(values,), writes=(), name="netstorm_read", skipped=skipped)
 
-    def pulled(self, block: int, rank: int, value: Buffer) -> None:
-        """Keep what a rank gets, if the rule asks what a gradient was computed on. Ranks that get the same
-        value share it.
-        """
-        if self._owner.rule.compensates:
-            self._pulled[block, rank] = value
+    def encoded_state(self, block: int, values: NDArray) -> bytes:
+        """Return the optimizer's state of a block."""
+        return self._owner.rule.encoded_state(self._place(block), values)
 
-    def states(self, block: int, done: Callable[[bytes], None]) -> None:
-        """Have the owner's thread encode the optimizer's state of a block."""
+    def problem_of(self, block: int, initial: Array, states: bytes) -> str:
+        """Compare a state with one that the optimizer makes."""
+        return self._owner.rule.problem_of(self._place(block), self._stored(initial), states)
 
-        def encode() -> None:
-            state = self._owner.rule.encoded_state(self._place(block), self._blocks[block])
-            self._post(lambda: done(state))
-
-        self._owner.call(encode)
-
-    def check(self, block: int, states: bytes, done: Callable[[str], None]) -> None:
-        """Have the owner's thread compare a state with one that the optimizer makes."""
-
-        def compare() -> None:
-            assert self._initial is not None
-            like = self._stored(self._initial.of(block))
-            problem = self._owner.rule.problem_of(self._place(block), like, states)
-            self._post(lambda: done(problem))
-
-        self._owner.call(compare)
-
-    def install(self, block: int, values: Buffer | None, states: bytes) -> None:
-        """Have the owner's thread begin to hold a block, with the initial value or another owner's state.
-
-        What ranks have pulled of it is not known then: their next gradients are not corrected.
-        """
-        self._forget_pulled(block)
-
-        def begin() -> None:
-            initial = self._initial
-            if values is not None:
-                value = np.frombuffer(values, self._key.dtype)
-                self._unchanged_owner.discard(block)
-            else:
-                assert initial is not None
-                value = initial.of(block)
-                self._unchanged_owner.add(block)
-            stored = self._blocks[block] = self._stored(value)
-            self._owner.rule.take_state(self._place(block), stored, states)
-
-        self._owner.call(begin)
-
-    def discard(self, block: int) -> None:
-        """Have the owner's thread drop a block."""
-        self._forget_pulled(block)
-
-        def drop() -> None:
-            self._owner.rule.drop_state(self._place(block))
-            self._blocks.pop(block, None)
-
-        self._owner.call(drop)
-
-    def _forget_pulled(self, block: int) -> None:
-        for place in [place for place in self._pulled if place[0] == block]:
-            del self._pulled[place]
+    def drop(self, block: int) -> None:
+        """Forget a block's state, and its count of updates."""
+        self._owner.rule.drop_state(self._place(block))
 
     def _place(self, block: int) -> BlockPlace:
         key = self._key
         return BlockPlace(self._user_key, block, key.spec.shape, extent(key, block)[0])
-
-    def _base(self, block: int, pulled: Buffer | None, stored: NDArray) -> NDArray:
-        """Return the value that a gradient was computed on: as its rank has pulled it, else the initial one.
-        Where neither is known, since this rule has followed another one, or this owner, it is the present
-        one.
-        """
-        if pulled is not None:
-            return self._array_of(np.frombuffer(pulled, self._key.dtype))
-        if self._initial is not None and block in self._unchanged_owner:
-            return self._array_of(self._initial.of(block))
-        return stored.copy()
 
     def _stored(self, values: Array) -> NDArray:
         """Return a copy of a block's values: row-sparse, with all rows, if the key is."""
@@ -292,20 +214,13 @@ class _BlockStore:
             return (size,)
         return (size // row_length(shape), *shape[1:])
 
-    def _post(self, function: Callable[[], None]) -> None:
-        self._owner.runtime.post(lambda _node, _now: function())
-
 
 # DCASGD on owners: gradients are corrected for what others have changed since they were computed.
-#
-# A gradient g of rank m was computed on the value that m has pulled, w_bak(m). On the value w that it is
-# applied to, it would have been about g + λ g⊙g⊙(w - w_bak(m)) (Zheng et al., "Asynchronous Stochastic
-# Gradient Descent with Delay Compensation", ICML 2017, equation 10 and algorithm 2).
 #
 # `mx.optimizer.DCASGD` has one previous weight for all ranks, which is that before the last update by
 # whomever. It so corrects even the gradients of a rank that trains alone, and with a momentum it fails on
 # every array of more than one element. So owners take its hyper-parameters and its states, and update as
-# the paper says. Where there is a momentum, it is over corrected gradients, as in MXNet.
+# the paper says (`netstorm.training.dcasgd`), where a momentum is over corrected gradients, as in MXNet.
 
 
 def compensated_update(
@@ -341,145 +256,41 @@ def compensated_update(
         found = gradient.tostype("default").astype(target.dtype) * rule.rescale_grad
         if rule.clip_gradient is not None:
             found = mx.nd.clip(found, -rule.clip_gradient, rule.clip_gradient)
-        found = found + rule.lamda * found * found * (target - previous) + decay * target
-        if momentum is None:
-            target -= rate * found
-        else:
-            momentum *= rule.momentum
-            momentum -= rate * found
-            target += momentum
+        compensated_step(
+            target,
+            momentum,
+            found,
+            base=previous,
+            rate=rate,
+            momentum=rule.momentum,
+            lamda=rule.lamda,
+            weight_decay=decay,
+        )
         if target is not weight:
             weight[:] = target.astype(weight.dtype)
 
 
 # An optimizer's state of a key that several ranks own blocks of: divided, sent, and joined.
-#
-# A state is what `create_state` of an `mx.optimizer.Optimizer` returns: an array, nothing, a number, or a
-# tuple of these. Arrays that have a value for each element of the key are divided as the key is. Other
-# states belong to an optimizer that needs whole tensors, whose keys have one owner each. Numbers and arrays
-# are sent as MessagePack; nothing is pickled.
 
 
-class _Array(msgspec.Struct, tag="array", array_like=True):
-    shape: tuple[int, ...]
-    dtype: str
-    values: bytes
-    rows: bytes | None = None
-    """Numbers of the rows, int64, if it is row-sparse."""
+def arrays_of(state: JoinedState) -> object:
+    """Return a state in MXNet's arrays, as an optimizer has it."""
+    if isinstance(state, list):
+        return tuple(arrays_of(member) for member in state)
+    if isinstance(state, JoinedRows):
+        return filled_rows(state.shape, state.dtype, state.rows)
+    if isinstance(state, np.ndarray):
+        return mx.nd.array(state, ctx=mx.cpu(), dtype=state.dtype)
+    return state
 
 
-class _Several(msgspec.Struct, tag="several", array_like=True):
-    states: list[_State]
-
-
-_State: TypeAlias = _Array | _Several | bool | int | float | None
-
-
-class OptimizerState(msgspec.Struct):
-    """The optimizer's state of one block, and its counts of updates."""
-
-    state: _State
-    begun: bool
-    """There has been an update, or the state comes from a file."""
-    updates: int
-    """Of this block."""
-    all_updates: int
-    """The most of any key, as the optimizer counts; a learning rate scheduler depends on it."""
-
-    @classmethod
-    def of(cls, state: object, *, begun: bool, updates: int, all_updates: int) -> OptimizerState:
-        """Describe an optimizer's state; waits until it has been computed."""
-        return cls(_plain(state), begun, updates, all_updates)
-
-
-def encode(state: OptimizerState) -> bytes:
-    """Return the bytes to send."""
-    return msgspec.msgpack.encode(state)
-
-
-def decode(data: bytes) -> OptimizerState:
-    """Return what `encode` was given.
-
-    Raises:
-        ProtocolViolation: these bytes do not come from there.
-    """
-    try:
-        found = msgspec.msgpack.decode(data, type=OptimizerState)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolViolation(
-            f"{len(data)} bytes that are no optimizer's state, in MessagePack, with its counts: {error}"
-        ) from None
-    if (
-        not 0
-        <= min(found.updates, found.all_updates)
-        <= max(found.updates, found.all_updates)
-        <= MOST_COUNTED
-    ):
-        raise ProtocolViolation(
-            f"counted as {found.updates} and {found.all_updates} updates: expected 0 to {MOST_COUNTED}"
-        )
-    return found
-
-
-def problem_of(state: _State, expected: object) -> str:
-    """Return how a state differs in its form from one that the optimizer makes, for a person; empty: not at
-    all.
-    """
-    if isinstance(expected, (list, tuple)):
-        if not isinstance(state, _Several) or len(state.states) != len(expected):
-            return f"{_form(state)}: expected {len(expected)} states"
-        pairs = zip(state.states, expected, strict=True)
-        return next(filter(None, (problem_of(one, other) for one, other in pairs)), "")
-    if isinstance(expected, mx.nd.NDArray):
-        return _problem_of_array(state, tuple(expected.shape), np.dtype(expected.dtype))
-    if isinstance(state, (_Array, _Several)):
-        return f"{_form(state)}: expected a number or none, like {expected!r}"
-    return ""
-
-
-def _problem_of_array(state: _State, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> str:
-    expected = f"expected an array of {dtype.name}, of shape {shape}"
-    if not isinstance(state, _Array) or state.shape != shape or state.dtype != dtype.name:
-        return f"{_form(state)}: {expected}"
-    nbytes = math.prod(shape) * dtype.itemsize
-    if state.rows is not None:
-        if not shape or len(state.rows) % 8:
-            return f"rows with {len(state.rows)} bytes of numbers: {expected}"
-        rows = np.frombuffer(state.rows, np.int64)
-        if len(rows) and not (rows[0] >= 0 and (rows[1:] > rows[:-1]).all() and rows[-1] < shape[0]):
-            return f"{len(rows)} rows whose numbers do not rise from 0 to {shape[0] - 1}: {expected}"
-        nbytes = len(rows) * math.prod(shape[1:]) * dtype.itemsize
-    return "" if len(state.values) == nbytes else f"{len(state.values)} bytes of values: {expected}"
-
-
-def _form(state: _State) -> str:
-    """Return what a state is, for a person."""
-    if isinstance(state, _Several):
-        return f"{len(state.states)} states"
-    if isinstance(state, _Array):
-        return f"an array of {state.dtype[:20]!r}, of shape {state.shape[:8]}"
-    return repr(state)
-
-
-def joined(parts: Sequence[_State], shape: tuple[int, ...]) -> object:
-    """Return the state of a whole key.
-
-    Args:
-        parts: `BlockState.state` of its blocks, in order; they have the same structure.
-        shape: of the key.
-    """
-    first = parts[0]
-    if isinstance(first, _Several):
-        tuples = [part.states for part in parts if isinstance(part, _Several)]
-        return tuple(joined(members, shape) for members in zip(*tuples, strict=True))
-    if not isinstance(first, _Array):
-        return first
-    arrays = [part for part in parts if isinstance(part, _Array)]
-    dtype = np.dtype(first.dtype)
-    if any(part.rows is not None for part in arrays):
-        return _joined_rows(arrays, shape, dtype)
-    values = np.concatenate([np.frombuffer(part.values, dtype) for part in arrays])
-    return mx.nd.array(values.reshape(shape if len(parts) > 1 else first.shape), ctx=mx.cpu(), dtype=dtype)
+def _form_of(state: object) -> ExpectedState:
+    """Return the form of a state that an optimizer has made."""
+    if isinstance(state, (list, tuple)):
+        return [_form_of(member) for member in state]
+    if isinstance(state, mx.nd.NDArray):
+        return ArrayForm(tuple(state.shape), np.dtype(state.dtype))
+    return cast("ExpectedState", state)
 
 
 def part_of(state: object, name: str, shape: tuple[int, ...], start: int, part: tuple[int, ...]) -> object:
@@ -516,30 +327,20 @@ def part_of(state: object, name: str, shape: tuple[int, ...], start: int, part: 
     return mx.nd.array(values, ctx=mx.cpu(), dtype=state.dtype)
 
 
-def _plain(state: object) -> _State:
+def _plain(state: object) -> RuleState:
+    """Return an optimizer's state to send; waits until it has been computed."""
     if isinstance(state, (list, tuple)):
-        return _Several([_plain(member) for member in state])
+        return SeveralStates([_plain(member) for member in state])
     if isinstance(state, mx.nd.NDArray):
         rows = state.indices.asnumpy().tobytes() if state.stype == "row_sparse" else None
         values = (state if rows is None else state.data).asnumpy()
-        return _Array(tuple(state.shape), values.dtype.name, values.tobytes(), rows)
+        return ArrayState(tuple(state.shape), values.dtype.name, values.tobytes(), rows)
     if state is None or isinstance(state, (bool, int, float)):
         return state
     raise UsageError(
         f"the optimizer has a state of type {type(state).__name__}, which cannot be sent to another rank: "
         "expected arrays, numbers, None, and tuples of these"
     )
-
-
-def _joined_rows(parts: list[_Array], shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> NDArray:
-    numbers, values, first = [], [], 0
-    for part in parts:
-        here = np.arange(part.shape[0]) if part.rows is None else np.frombuffer(part.rows, np.int64)
-        numbers.append(first + here)
-        values.append(np.frombuffer(part.values, dtype))
-        first += part.shape[0]
-    rows = np.concatenate(numbers)
-    return filled_rows(shape, dtype, Rows(rows, np.concatenate(values).reshape(len(rows), -1)))
 
 
 # The update rule of a rank that owns blocks: MXNet's optimizer, applied to one block at a time.
@@ -665,8 +466,8 @@ class OwnedRule:
         return self._state(own, place, stored)
 
     def encoded_state(self, place: BlockPlace, stored: NDArray) -> bytes:
-        """Return the encoded `BlockState` of a block; waits until it has been computed. Nothing is known of
-        the state of a function.
+        """Return the encoded `OptimizerState` of a block; waits until it has been computed. Nothing is known
+        of the state of a function.
         """
         own = self._own
         if own is None:
@@ -676,7 +477,7 @@ class OwnedRule:
         if not begun:
             del self._states[place.key, place.block]  # whoever asks next gets the same answer
         updates = own._index_update_count.get(place.key, 0)
-        return encode(OptimizerState.of(state, begun=begun, updates=updates, all_updates=own.num_update))
+        return encoded_state(OptimizerState(_plain(state), begun, updates, own.num_update))
 
     def problem_of(self, place: BlockPlace, like: NDArray, encoded: bytes) -> str:
         """Return why `take_state` could not take these bytes, for a person; empty: it can.
@@ -690,14 +491,17 @@ class OwnedRule:
         if own is None:
             return f"{len(encoded)} bytes: expected none of {self.fingerprint}" if encoded else ""
         try:
-            found = decode(encoded)
+            found = decoded_state(encoded)
         except ProtocolViolation as error:
             return str(error)
         if not found.begun:
             return ""
-        problem = problem_of(found.state, own.create_state_multi_precision(place.key, like))
-        if problem and place.key in self._loaded and not problem_of(found.state, self._begun(place, like)):
-            return ""
+        made = _form_of(own.create_state_multi_precision(place.key, like))
+        problem = problem_of_state(found.state, made)
+        if problem and place.key in self._loaded:
+            as_loaded = _form_of(self._begun(place, like))
+            if not problem_of_state(found.state, as_loaded):
+                return ""
         return f"{problem} of {self.fingerprint}" if problem else ""
 
     def take_state(self, place: BlockPlace, stored: NDArray, encoded: bytes) -> None:
@@ -707,11 +511,11 @@ class OwnedRule:
             return
         self.drop_state(place)
         if encoded:
-            found = decode(encoded)
+            found = decoded_state(encoded)
             self._counts_of(own, place.block)[place.key] = found.updates
             own.num_update = max(own.num_update, found.all_updates)
             if found.begun:
-                self._states[place.key, place.block] = joined([found.state], tuple(stored.shape))
+                self._states[place.key, place.block] = arrays_of(joined([found.state], tuple(stored.shape)))
 
     def drop_state(self, place: BlockPlace) -> None:
         """Forget a block's state, and its count of updates."""

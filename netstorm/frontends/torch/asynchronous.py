@@ -18,14 +18,7 @@ from torch import nn
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.elastic import group_of_all_ranks
 from netstorm.frontends.torch.names import NAME
-from netstorm.frontends.torch.owned_blocks import (
-    Floats,
-    NamedVector,
-    OwnedBlocks,
-    UpdateRule,
-    VectorState,
-    restore_parameters,
-)
+from netstorm.frontends.torch.owned_blocks import ComputingThread, NamedVector, restore_parameters
 from netstorm.frontends.torch.parameters import FlatParameters, by_kind
 from netstorm.frontends.torch.ranks import SiteAverages
 from netstorm.kvstore.calls import Sites
@@ -33,6 +26,8 @@ from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import UNBOUNDED, Operation, PullOperation, Pushes, PushOperation
 from netstorm.kvstore.process.elastic import Newcomer, SavingRank, collect_from_owners, wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime, future_end, runtime_of_this_process
+from netstorm.training.dcasgd import DCASGD, Floats, OwnedDCASGD, VectorState
+from netstorm.training.owned_blocks import OwnedBlocks, initial_blocks
 
 __all__ = ["AsynchronousSGD", "MixedSync"]
 
@@ -90,7 +85,7 @@ class AsynchronousSGD:
     ) -> None:
         self.lr = lr
         """Learning rate of the next step."""
-        self._rule = UpdateRule(momentum=momentum, lamda=lamda, weight_decay=weight_decay)
+        self._rule = DCASGD(momentum=momentum, lamda=lamda, weight_decay=weight_decay)
         if not dist.is_initialized() or NAME not in dist.get_backend():
             raise UsageError(
                 "AsynchronousSGD needs a default process group of NetStorm's: call "
@@ -148,7 +143,7 @@ class AsynchronousSGD:
         namespace, clock = self._namespace, self._steps
         pushes = {tensor.key: 1 for tensor in self._tensors} if pushed else {}
         self._runtime.post(
-            lambda node, _: node.asynchronous.clock(namespace, clock, pushes, whole=OwnedBlocks.whole)
+            lambda node, _: node.asynchronous.clock(namespace, clock, pushes, whole=OwnedDCASGD.whole)
         )
 
     def pull(self) -> None:
@@ -175,7 +170,7 @@ class AsynchronousSGD:
         if together:
             self._runtime.barrier()
         keys = [(tensor.key, tensor.pushes) for tensor in self._tensors]
-        held = collect_from_owners(self._runtime, keys, whole=OwnedBlocks.whole)
+        held = collect_from_owners(self._runtime, keys, whole=OwnedDCASGD.whole)
         if together:
             self._runtime.barrier()
         parameters: dict[str, torch.Tensor] = {}
@@ -212,7 +207,7 @@ class _Tensor:
         vector: NamedVector,
         begun: VectorState | None,
         *,
-        rule: UpdateRule,
+        rule: DCASGD,
         newcomer: Newcomer,
     ) -> None:
         self._runtime: Final = runtime
@@ -252,10 +247,20 @@ class _Tensor:
         )
         runtime.allreduce(operation)
 
-    def _serve(self, rule: UpdateRule, begun: VectorState | None) -> None:
+    def _serve(self, rule: DCASGD, begun: VectorState | None) -> None:
         """Begin to serve this rank's blocks."""
         key, runtime, values = self._key, self._runtime, self._pulled
-        blocks = OwnedBlocks(runtime, key, values, rule, begun)
+        node = runtime.node
+        elastic, owned = node.live.is_elastic, OwnedDCASGD(key, rule, begun)
+        initial = initial_blocks(
+            key,
+            values,
+            node.asynchronous.owners,
+            rank=runtime.rank,
+            whole=owned.whole,
+            elastic=elastic,
+        )
+        blocks = OwnedBlocks(key, owned, ComputingThread(runtime), initial, elastic=elastic)
         runtime.post(lambda node, _: node.asynchronous.serve(key, blocks))
 
     @property
@@ -263,7 +268,7 @@ class _Tensor:
         """What owners know it as."""
         return self._key
 
-    def push(self, rule: UpdateRule, rate: float, *, clock: int) -> concurrent.futures.Future[None]:
+    def push(self, rule: DCASGD, rate: float, *, clock: int) -> concurrent.futures.Future[None]:
         """Begin a push of the present gradients, after `clock` steps; they are copied first."""
         parts = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

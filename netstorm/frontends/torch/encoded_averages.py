@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
-import numpy as np
 import torch
 
 from netstorm import clock
 from netstorm.compression.auto import Auto
-from netstorm.compression.codec import AnyArray, Codec, GradientPlace, Rounds, State
+from netstorm.compression.codec import Codec, GradientPlace, Rounds
 from netstorm.compression.registry import CodecRules, Description, rules_of
-from netstorm.compression.sparse import MixedPrecision
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.collectives import Exchanges
 from netstorm.frontends.torch.member import CallWork, ProcessGroupMember, after_all, copy_back
@@ -26,17 +23,16 @@ from netstorm.kvstore.calls import EncodedSum
 from netstorm.kvstore.operations import Done
 from netstorm.kvstore.process.runtime import describe_compression
 from netstorm.protocol.codecs import Reduction
+from netstorm.training.averages import divide_parts
+from netstorm.training.codec_states import CodecStates, Parameter, SumUnit, units_of
 
 __all__ = [
     "ENCODED",
     "Description",
     "Descriptions",
     "EncodedAverages",
-    "Kept",
-    "Parameter",
     "PartOf",
     "described_codec",
-    "units_of",
 ]
 
 
@@ -70,7 +66,7 @@ class EncodedAverages:
         self.rules: Final[CodecRules] = rules_of(codec)
         if any(isinstance(one, Auto) for one in self.rules.codecs):
             member.runtime.refuse_if_reproducible("the codec 'auto'")
-        self.kept: Final = Kept()
+        self._kept: Final = CodecStates()
         self._what: Final = what
         self._member: Final = member
         self._calls: Final = member.tensor_calls()
@@ -78,6 +74,40 @@ class EncodedAverages:
         self._units: Final[dict[tuple[Parameter, ...], list[SumUnit]]] = {}
         self._has_agreed = bool(member.runtime.settings.elastic)
         """Ranks have compared their codecs. Those that join later could not."""
+
+    def kept(self) -> dict[str, Any]:
+        """Return copies of what codecs keep of each parameter, as tensors. No sum may be under way."""
+        return {
+            kind: {
+                name: {what: torch.from_numpy(array) for what, array in arrays.items()}
+                for name, arrays in named.items()
+            }
+            for kind, named in self._kept.saved().items()
+        }
+
+    def keep(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `kept` has returned.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        self._kept.load(
+            {
+                kind: {
+                    name: {what: tensor.detach().cpu().numpy() for what, tensor in tensors.items()}
+                    for name, tensors in (named.items() if isinstance(named, Mapping) else ())
+                }
+                for kind, named in saved.items()
+            }
+        )
+
+    def keep_residual(self, residuals: Mapping[str, torch.Tensor]) -> None:
+        """Begin with residuals, by parameter, and nothing else."""
+        self._kept.load_residual({name: rest.detach().cpu().numpy() for name, rest in residuals.items()})
+
+    def forget_elements(self) -> None:
+        """Forget what has a value for each element, such as residuals. No sum may be under way."""
+        self._kept.forget_elements()
 
     def check(self, parameter: Parameter, dtype: torch.dtype) -> None:
         """Check that a parameter can be averaged.
@@ -156,7 +186,7 @@ class EncodedAverages:
     def _begin_encoded(self, unit: SumUnit, codec: Codec, memory: Staged, priority: int, done: Done) -> None:
         runtime = self._member.runtime
         part = PartOf(memory, unit.places, torch.float32)
-        state = self.kept.of(unit)
+        state = self._kept.of(unit)
         total = EncodedSum(
             self._calls.keys_of(f"{unit.name} as {codec.name}", unit.shape, codec, state),
             submit=runtime.submit,
@@ -166,15 +196,14 @@ class EncodedAverages:
             rule=codec.fingerprint,
         )
         place = GradientPlace(
-            unit.shape, self._member.size, runtime.rank, self.kept.next_number(unit), clock.monotonic
+            unit.shape, self._member.size, runtime.rank, self._kept.next_number(unit), clock.monotonic
         )
 
         def rounds() -> Rounds:
             part.wait_until_read()
             gradient = part.host.numpy()
             yield from codec.rounds(gradient, state, place)
-            for elements, contributors in total.counted(len(gradient)):
-                gradient[elements] /= np.float32(max(1, contributors.bit_count()))
+            divide_parts(gradient, total)
             part.copy_back()
             self._member.record_reduced(total.contributors)
             if isinstance(codec, Auto) and (news := codec.take_news()):
@@ -220,145 +249,6 @@ def _unique(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if names.count(name) > 1:
             raise UsageError(f"{where}: {name!r} is there twice; one codec for each pattern")
     return dict(pairs)
-
-
-# What codecs keep of the parameters from one gradient to the next, and its form in a checkpoint.
-
-_COUNT: Final = "gradients"
-"""Name of the number of a parameter's gradients so far."""
-
-
-class Kept:
-    """The states of all units.
-
-    What has a value for each element, such as a residual, is a parameter's own: it goes along when DDP puts
-    parameters into other buckets, and a checkpoint has it by parameter. Anything else, such as a factor, is
-    the unit's.
-    """
-
-    def __init__(self) -> None:
-        self._units: Final[dict[str, tuple[SumUnit, State]]] = {}
-        """Those of the last gradients."""
-        self._elements: Final[dict[str, dict[str, AnyArray]]] = {}
-        """By parameter, of those that are in no unit."""
-        self._others: Final[dict[str, dict[str, AnyArray]]] = {}
-        """By name of a unit that is not there yet."""
-        self._counts: Final[dict[str, int]] = {}
-
-    def of(self, unit: SumUnit) -> State:
-        """Return the state of a unit, of which no sum is under way."""
-        known = self._units.get(unit.name)
-        if known is not None and known[0].parameters == unit.parameters:
-            return known[1]
-        names = {parameter.name for parameter in unit.parameters}
-        for other, (old, _) in list(self._units.items()):
-            if names & {parameter.name for parameter in old.parameters}:
-                self._dissolve(other)
-        state: State = dict(self._others.pop(unit.name, {}))
-        found = [self._elements.pop(parameter.name, {}) for parameter in unit.parameters]
-        for what in dict.fromkeys(what for each in found for what in each):
-            state[what] = np.concatenate(
-                [
-                    each[what] if what in each else np.zeros(parameter.elements, np.float32)
-                    for each, parameter in zip(found, unit.parameters, strict=True)
-                ]
-            )
-        self._units[unit.name] = unit, state
-        return state
-
-    def next_number(self, unit: SumUnit) -> int:
-        """Count a gradient of a unit, and return its number, from 0; the same at all ranks."""
-        number = max(self._counts.get(parameter.name, 0) for parameter in unit.parameters)
-        for parameter in unit.parameters:
-            self._counts[parameter.name] = number + 1
-        return number
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return copies of all that is kept, as tensors. No sum may be under way."""
-        elements = {name: dict(each) for name, each in self._elements.items()}
-        others = {name: dict(each) for name, each in self._others.items()}
-        for unit, state in self._units.values():
-            _split(unit, state, elements, others)
-        return {
-            "parameters": {
-                name: _tensors(elements.get(name, {})) | {_COUNT: torch.tensor(self._counts.get(name, 0))}
-                for name in dict.fromkeys([*elements, *self._counts])
-            },
-            "units": {name: _tensors(each) for name, each in others.items() if each},
-        }
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` has returned.
-
-        Raises:
-            UsageError: it is something else.
-        """
-        if not {"parameters", "units"} <= set(saved):
-            raise UsageError(
-                f"a state with {', '.join(map(repr, saved)) or 'nothing'} is none of codecs: expected what "
-                "state_dict() of the same kind of object has returned, with 'parameters' and 'units'"
-            )
-        for place in (self._units, self._elements, self._others, self._counts):
-            place.clear()
-        for name, each in saved["parameters"].items():
-            self._counts[name] = int(each[_COUNT])
-            self._elements[name] = {what: _array(kept) for what, kept in each.items() if what != _COUNT}
-        for name, each in saved["units"].items():
-            self._others[name] = {what: _array(kept) for what, kept in each.items()}
-
-    def load_residual(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Begin with residuals, by parameter, and nothing else."""
-        self.load_state_dict(
-            {
-                "parameters": {
-                    name: {"residual": rest, _COUNT: torch.tensor(0)} for name, rest in parameters
-                },
-                "units": {},
-            }
-        )
-
-    def forget_elements(self) -> None:
-        """Forget what has a value for each element, such as residuals. No sum may be under way."""
-        self._elements.clear()
-        for unit, state in self._units.values():
-            for what in [what for what, kept in state.items() if _is_of_elements(unit, kept)]:
-                del state[what]
-
-    def _dissolve(self, name: str) -> None:
-        unit, state = self._units.pop(name)
-        _split(unit, state, self._elements, self._others)
-
-
-def _split(
-    unit: SumUnit,
-    state: State,
-    elements: dict[str, dict[str, AnyArray]],
-    others: dict[str, dict[str, AnyArray]],
-) -> None:
-    """Record what belongs to a unit's parameters, and the rest, which is the unit's."""
-    others[unit.name] = {}
-    for what, kept in state.items():
-        if not _is_of_elements(unit, kept):
-            others[unit.name][what] = kept
-            continue
-        start = 0
-        for parameter in unit.parameters:
-            end = start + parameter.elements
-            elements.setdefault(parameter.name, {})[what] = kept[start:end].copy()
-            start = end
-
-
-def _is_of_elements(unit: SumUnit, kept: AnyArray) -> bool:
-    return bool(kept.shape == (unit.elements,) and kept.dtype == np.float32)
-
-
-def _tensors(kept: Mapping[str, AnyArray]) -> dict[str, torch.Tensor]:
-    return {what: torch.from_numpy(np.array(array, order="C")) for what, array in kept.items()}
-
-
-def _array(kept: torch.Tensor) -> AnyArray:
-    array: AnyArray = kept.detach().cpu().numpy().copy()
-    return array
 
 
 # Some values of a tensor in memory of their own, as a call or a codec takes them.
@@ -414,91 +304,3 @@ def _all_of(elements: int, places: Sequence[slice]) -> bool:
             return False
         end = place.stop
     return end == elements
-
-
-# Which parameters of a tensor travel together. Pure.
-#
-# A tensor is one of DDP's buckets, or an outer gradient: the values of several parameters in a row. A large
-# parameter is a unit by itself, so that its values, and what a codec keeps of them, do not depend on the
-# buckets that DDP makes, and so that units are encoded while others travel. Small ones would be mostly
-# headers. Those of a tensor that have the same codec are one unit.
-
-_LARGE: Final = 1 << 15
-"""Elements of a parameter that is a unit by itself: 128 KiB, beside which headers do not count."""
-
-
-class Parameter(NamedTuple):
-    """One of those whose values are in a tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """How many values it has."""
-        return math.prod(self.shape)
-
-
-class SumUnit(NamedTuple):
-    """What is summed as one."""
-
-    name: str
-    """The same at all ranks."""
-    parameters: tuple[Parameter, ...]
-    places: tuple[slice, ...]
-    """Where each parameter's values are in the tensor."""
-    shape: tuple[int, ...]
-    codec: Codec | None
-    """None: the values travel as they are, of their own type."""
-
-    @property
-    def elements(self) -> int:
-        """How many values it has."""
-        return math.prod(self.shape)
-
-
-def units_of(parameters: Sequence[Parameter], rules: CodecRules) -> list[SumUnit]:
-    """Return the units of a tensor, in the order of their first parameters.
-
-    Args:
-        parameters: those of the tensor, in the order of their values.
-        rules: which of them has which codec.
-
-    Raises:
-        UsageError: a parameter has no codec.
-    """
-    found: list[tuple[Codec | None, list[tuple[Parameter, slice]]]] = []
-    shared: dict[str, list[tuple[Parameter, slice]]] = {}
-    start = 0
-    for parameter in parameters:
-        place = slice(start, start + parameter.elements)
-        start = place.stop
-        codec = _codec(rules.of(parameter.name), parameter.shape)
-        if codec is not None and (parameter.elements >= _LARGE or codec.form(parameter.shape) is None):
-            found.append((codec, [(parameter, place)]))
-            continue
-        kind = "" if codec is None else codec.fingerprint
-        if kind not in shared:
-            shared[kind] = []
-            found.append((codec, shared[kind]))
-        shared[kind].append((parameter, place))
-    return [_unit(codec, members) for codec, members in found if any(part.elements for part, _ in members)]
-
-
-def _codec(codec: Codec, shape: tuple[int, ...]) -> Codec | None:
-    """Return the codec that a tensor of this shape has; None: it travels as it is."""
-    if isinstance(codec, MixedPrecision):
-        codec = codec.of(shape)
-    return None if codec.form(shape) == 0 and not codec.parts(shape) else codec
-
-
-def _unit(codec: Codec | None, members: list[tuple[Parameter, slice]]) -> SumUnit:
-    if codec is not None:
-        # DDP orders a bucket anew after its first step.
-        members = sorted(members, key=lambda member: member[0].name)
-    parameters, places = zip(*members, strict=True)
-    if len(parameters) == 1:
-        return SumUnit(parameters[0].name, parameters, places, parameters[0].shape, codec)
-    elements = sum(parameter.elements for parameter in parameters)
-    name = f"{parameters[0].name} and {len(parameters) - 1} more, {elements}"
-    return SumUnit(name, parameters, places, (elements,), codec)

@@ -17,16 +17,12 @@ from torch._C._distributed_c10d import GradBucket  # dist.GradBucket, which type
 from torch.nn.parallel import DistributedDataParallel
 
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.encoded_averages import (
-    Descriptions,
-    EncodedAverages,
-    Parameter,
-    described_codec,
-)
+from netstorm.frontends.torch.encoded_averages import Descriptions, EncodedAverages, described_codec
 from netstorm.frontends.torch.errors import raises_torch_errors
 from netstorm.frontends.torch.member import CallWork
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.settings import Settings
+from netstorm.training.codec_states import Parameter
 
 __all__ = [
     "VARIABLE",
@@ -104,7 +100,7 @@ class CodecHookState:
         """Return copies of what is kept of this rank's gradients, for a checkpoint. Ranks differ in it: each
         saves its own. No backward pass may be under way.
         """
-        return self._averages.kept.state_dict()
+        return self._averages.kept()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` has returned.
@@ -124,7 +120,7 @@ class CodecHookState:
                         f"the checkpoint's {what} of {name!r} has {values.numel()} elements, the model's "
                         f"parameter {known[name].elements}: load a checkpoint of the same model"
                     )
-        self._averages.kept.load_state_dict(saved)
+        self._averages.keep(saved)
 
     def average(self, bucket: GradBucket) -> CallWork:
         """Begin to average a bucket, in place; `codec_hook` calls it."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -58,6 +57,15 @@ from netstorm.frontends.torch.site_mesh import LOCAL, site_mesh
 from netstorm.frontends.torch.site_sums import hierarchical_all_reduce
 from netstorm.kvstore.process.elastic import ElasticJobState, StepPacer
 from netstorm.kvstore.process.runtime import runtime_of_this_process
+from netstorm.training.periods import (
+    Average,
+    FragmentSchedule,
+    Paced,
+    Periodic,
+    Periods,
+    StepSchedule,
+    SyncSteps,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,50 +88,6 @@ __all__ = [
 
 class NonFiniteUpdate(UsageError):
     """An average has NaN or infinite values: training has diverged at some rank. Raised at all ranks."""
-
-
-# When which fragment is synchronised: a pure function of the number of steps.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentSchedule:
-    """Every fragment once in `sync_every` steps, spread as evenly as whole steps allow.
-
-    Of n fragments the i-th (from 0) is applied at step `sync_every * (i + 1) / n`, rounded up, and every
-    `sync_every` steps after it (Streaming DiLoCo, arXiv 2501.18512, section 2.2). Its sum begins `delay`
-    steps before. A sum that would begin before the first step is left out.
-
-    Raises:
-        UsageError: a number is outside its range.
-    """
-
-    fragments: int
-    sync_every: int
-    delay: int = 0
-
-    def __post_init__(self) -> None:
-        if self.sync_every < 1:
-            raise UsageError(f"sync_every={self.sync_every}: it must be at least 1 step")
-        if not 0 <= self.delay < self.sync_every:
-            raise UsageError(
-                f"fragment_sync_delay={self.delay}: it must be from 0 to sync_every - 1 ="
-                f" {self.sync_every - 1}, because a fragment's sum ends before its next one begins"
-            )
-
-    def begin_at(self, step: int) -> list[int]:
-        """Return the fragments whose sums begin after inner step `step`, counted from 1."""
-        return self.apply_at(step + self.delay)
-
-    def apply_at(self, step: int) -> list[int]:
-        """Return the fragments whose sums are applied after inner step `step`."""
-        return [
-            fragment
-            for fragment in range(self.fragments)
-            if step > self.delay and (step - self._place(fragment)) % self.sync_every == 0
-        ]
-
-    def _place(self, fragment: int) -> int:
-        return -(-self.sync_every * (fragment + 1) // self.fragments)
 
 
 # Local updates in elastic jobs: ranks die and come between two averages of all.
@@ -241,9 +205,11 @@ class StepHook(ABC):
         modules: Sequence[nn.Module],
         optimizer: Optimizer,
         ranks: ProcessGroupRanks,
+        sync_steps: SyncSteps,
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self._modules = modules
+        self._sync_steps = sync_steps
         self._optimizer = optimizer
         self._ranks = ranks
         self._elastic = (
@@ -343,17 +309,17 @@ class StepHook(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
 
-    @abstractmethod
     def _next_average(self, step: int) -> int:
         """Return the first step from `step` on that an average of all ranks follows."""
+        return self._sync_steps.next_all(step)
 
     @abstractmethod
     def _forget_uncounted(self) -> None:
         """Forget what is kept of this rank's steps, none of which has counted: it has just joined."""
 
-    @abstractmethod
     def _period_ends(self) -> bool:
         """Return whether an average of all ranks has followed the last step, and nothing is under way."""
+        return self._sync_steps.ends(self._steps)
 
     @abstractmethod
     def _settings(self) -> Settings:
@@ -445,7 +411,7 @@ class DiLoCo(StepHook):
                 "that joins later cannot take over sums that are under way; use 0"
             )
         codecs = codecs_of_vectors(codec, group or dist.group.WORLD)
-        super().__init__(tuple(model_fragments), inner_optimizer, ranks, state)
+        super().__init__(tuple(model_fragments), inner_optimizer, ranks, self._schedule, state)
         self._outer = list(dict.fromkeys(outer))
         self._fragments = [
             Fragment(
@@ -525,14 +491,6 @@ class DiLoCo(StepHook):
     def _forget_uncounted(self) -> None:
         for fragment in self._fragments:
             fragment.forget()
-
-    def _next_average(self, step: int) -> int:
-        while not self._schedule.apply_at(step):
-            step += 1
-        return step
-
-    def _period_ends(self) -> bool:
-        return self._steps % self._schedule.sync_every == 0
 
     def _settings(self) -> Settings:
         return {
@@ -795,13 +753,16 @@ class LocalSGD(StepHook):
         group: dist.ProcessGroup | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        if sync_every < 1:
-            raise UsageError(f"sync_every={sync_every}: it must be at least 1 step")
-        super().__init__([model], optimizer, ProcessGroupRanks.of(group), state)
-        self._sync_every = sync_every
+        self._periods = Periods.every(sync_every)
+        super().__init__([model], optimizer, ProcessGroupRanks.of(group), self._periods, state)
         self._flat = by_kind(parameter for parameter in model.parameters() if parameter.requires_grad)
         if not self._flat:
             raise UsageError(f"the model ({type(model).__name__}) has no parameters that need a gradient")
+
+    @property
+    def averages(self) -> int:
+        """How many averages steps have been followed by, of the site or of all."""
+        return self._steps // self._periods.k1
 
     @property
     def is_averaged(self) -> bool:
@@ -837,7 +798,7 @@ class LocalSGD(StepHook):
 
     def _settings(self) -> Settings:
         return {
-            "sync_every": self._sync_every,
+            "sync_every": self._periods.k1,
             "the model's parameters": [f"{flat.size} x {flat.dtype}" for flat in self._flat],
         }
 
@@ -849,14 +810,8 @@ class LocalSGD(StepHook):
         """There is no copy of the parameters."""
 
     def _after_step(self) -> None:
-        if self._steps % self._sync_every == 0:
+        if self._periods.after(self._steps) is Average.ALL:
             self.sync()
-
-    def _next_average(self, step: int) -> int:
-        return -(-step // self._sync_every) * self._sync_every
-
-    def _period_ends(self) -> bool:
-        return self._steps % self._sync_every == 0
 
     def _forget_uncounted(self) -> None:
         """Nothing is kept from one average to the next."""
@@ -907,10 +862,9 @@ class HFA(LocalSGD):
         mesh: DeviceMesh | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        if k1 < 1 or k2 < 1:
-            raise UsageError(f"k1={k1}, k2={k2}: both must be at least 1")
+        periods = Periods(k1, k2)
         super().__init__(model, optimizer, k1, state=state)
-        self._k2 = k2
+        self._periods = self._sync_steps = periods
         self._of_site: ProcessGroupRanks | SiteAverages
         if self._elastic is not None:
             if mesh is not None:
@@ -951,19 +905,11 @@ class HFA(LocalSGD):
             flat.write(average)
 
     def _settings(self) -> Settings:
-        return {**super()._settings(), "k2": self._k2}
-
-    def _next_average(self, step: int) -> int:
-        period = self._sync_every * self._k2
-        return -(-step // period) * period
-
-    def _period_ends(self) -> bool:
-        return self._steps % (self._sync_every * self._k2) == 0
+        return {**super()._settings(), "k2": self._periods.k2}
 
     def _after_step(self) -> None:
-        if self._steps % (self._sync_every * self._k2) == 0:
-            self.sync()
-        elif self._steps % self._sync_every == 0:
+        super()._after_step()
+        if self._periods.after(self._steps) is Average.SITE:
             self.sync_site()
 
 
@@ -1017,15 +963,16 @@ class ESync(LocalSGD):
         self._bounds = (least_steps, most_steps)
         self._pacer = StepPacer(runtime, least=least_steps, most=most_steps)
         self._paces = runtime.size > 1 or self._elastic is not None
-        self._taken = 0
+        self._schedule: StepSchedule = (
+            Paced("ESync", self._pacer) if self._paces else Periodic("ESync", Periods(least_steps))
+        )
         self._rounds = 0
         """Reported to the state server: those of this process, and of the job before it joined."""
-        self._averages = 0
 
     @property
     def averages(self) -> int:
         """How many averages there have been."""
-        return self._averages
+        return self._schedule.averages
 
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers of steps and averages, and the settings; call it right after an average.
@@ -1033,18 +980,19 @@ class ESync(LocalSGD):
         Raises:
             UsageError: this rank has taken steps since the last one: others have taken another number.
         """
-        if self._taken:
-            raise UsageError(f"{self._taken} steps after an average: save right after one, when ranks agree")
-        return {**super().state_dict(), "averages": self._averages}
+        taken = self._schedule.taken
+        if taken:
+            raise UsageError(f"{taken} steps after an average: save right after one, when ranks agree")
+        return {**super().state_dict(), "averages": self.averages}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`; load the model and the optimizer as well."""
         super().load_state_dict(state)
-        self._averages = int(state["averages"])
+        self._schedule.go_on_at(int(state["averages"]))
 
     def elastic_state(self) -> dict[str, Any]:
         """Return what a rank needs that joins an elastic job later."""
-        return {**super().state_dict(), "averages": self._averages, "rounds": self._rounds}
+        return {**super().state_dict(), "averages": self.averages, "rounds": self._rounds}
 
     def take_elastic_state(self, state: dict[str, Any]) -> None:
         """Go on from what another rank has returned."""
@@ -1055,22 +1003,20 @@ class ESync(LocalSGD):
         return step
 
     def _period_ends(self) -> bool:
-        return self._taken == 0
+        return self._schedule.taken == 0
 
     def _settings(self) -> Settings:
         least, most = self._bounds
         return {**super()._settings(), "least_steps": least, "most_steps": most}
 
     def _progress(self) -> Settings:
-        return {"the number of averages so far": self._averages}
+        return {"the number of averages so far": self.averages}
 
     def _after_step(self) -> None:
-        self._taken += 1
         hurries = self._elastic is not None and self._elastic.hurries
-        if not hurries and self._taken < (self._pacer.steps() if self._paces else self._bounds[0]):
+        if self._schedule.next_step(hurries=hurries) is Average.NONE:
             return
         if self._paces:
-            self._pacer.round_ends(self._taken)
             if any(flat.device.type == "cuda" for flat in self._flat):
                 torch.cuda.synchronize()  # steps are queued there; what they take is what others wait for
             self._pacer.exchange_begins(self._rounds)
@@ -1078,5 +1024,3 @@ class ESync(LocalSGD):
         if self._paces:
             self._pacer.exchange_ends()
             self._rounds += 1
-        self._averages += 1
-        self._taken = 0

@@ -20,10 +20,11 @@ from torch.nn import functional
 
 from netstorm.compression import registry
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.encoded_averages import Descriptions, EncodedAverages, Parameter
+from netstorm.frontends.torch.encoded_averages import Descriptions, EncodedAverages
 from netstorm.frontends.torch.parameters import FlatParameters
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.ranks import Ranks, Waitable
+from netstorm.training.codec_states import Parameter
 
 __all__ = [
     "BLOCK",
@@ -235,20 +236,20 @@ class Encoded:
 
     def kept(self) -> Kept:
         """Return what the codec keeps of each parameter."""
-        return self._averages.kept.state_dict()
+        return self._averages.kept()
 
     def forget(self) -> None:
         """Forget what this rank has not sent: it has just joined, and what it sent counted in no average."""
-        self._averages.kept.forget_elements()
+        self._averages.forget_elements()
 
     def keep(self, kept: Kept) -> None:
         """Set what is kept; the residual of a whole vector is that of "int8" over another group."""
         if isinstance(kept, torch.Tensor):
             parts = torch.split(kept.float(), [parameter.elements for parameter in self._parameters])
             names = [parameter.name for parameter in self._parameters]
-            self._averages.kept.load_residual(list(zip(names, parts, strict=True)))
+            self._averages.keep_residual(dict(zip(names, parts, strict=True)))
         elif kept is not None:
-            self._averages.kept.load_state_dict(kept)
+            self._averages.keep(kept)
 
 
 def codecs_of_vectors(codec: Descriptions | CodecFactory, group: object) -> CodecOf:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from netstorm.compression.sparse import Numbers, Rows
 from netstorm.kvstore.asynchronous.asynchronous import Asynchronous
-from netstorm.kvstore.asynchronous.blocks import Gradient, chunks_of, extent
+from netstorm.kvstore.asynchronous.blocks import Gradient
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import (
     UNBOUNDED,
@@ -26,94 +27,98 @@ from netstorm.kvstore.operations import (
     StatesOperation,
 )
 from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
-from netstorm.protocol.codecs import ROW_SPARSE
+from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.memory_network import Timeline
+from netstorm.training.owned_blocks import OwnedBlocks, block_extent, initial_blocks
 
 __all__ = ["AsynchronousStore", "SimulatedBlockStore"]
 
 
-class SimulatedBlockStore:
-    """The blocks of a key that a node owns, and the update rule that is applied to them."""
+class SimulatedRule:
+    """Gradient descent at a rate of 1, on one key's blocks. See `BlockRule`."""
 
-    def __init__(self, store: AsynchronousStore, key: Key, initial: Array) -> None:
-        self.rule: Final = store.rule
-        self.whole: Final = store.whole
-        self.values: Final[dict[int, Array]] = {}
-        """By block."""
+    compensates: Final = True
+    """So that it hears what ranks had pulled."""
+    begins_with_states: Final = False
+
+    def __init__(self, fingerprint: str, key: Key, *, whole: bool) -> None:
+        self.fingerprint: Final = fingerprint
+        self.whole: Final = whole
         self.updates: Final[dict[int, int]] = {}
         """Number of updates, by block."""
-        self.last_pulled: Final[dict[tuple[int, int], Array]] = {}
-        """The value that a rank has got last, by block and rank."""
-        self.pushed_on: Final[list[tuple[int, int, Array | None]]] = []
-        """Of each update: the block, the rank that has pushed it, and the value that it had got last."""
-        self._store: Final = store
-        self._initial: Final = initial.ravel().copy()
-        self._key: Final = key
-        if store.node.machine.live.is_elastic:
-            return
-        owners = store.machine.owners
-        for block in owners.blocks(key, whole=self.whole):
-            if owners.owner(key, block) == store.node.rank:
-                self.install(block, None, b"")
+        self._row: Final = row_length(key.spec.shape)
 
-    @property
-    def begins_with_states(self) -> bool:
-        """Whether a checkpoint has been loaded: here, never."""
-        return False
+    def begin(self, block: int, values: Array, states: bytes) -> Array:
+        """Copy values; states are the number of updates as text."""
+        self.updates[block] = int(states or b"0")
+        return values.copy()
+
+    def update(
+        self, block: int, values: Array, gradient: Gradient, live: tuple[float, ...], base: Array | None
+    ) -> None:
+        """Subtract a gradient."""
+        if isinstance(gradient, Rows):
+            values.reshape(-1, self._row)[gradient.numbers] -= gradient.values
+        else:
+            values -= gradient
+        self.updates[block] += 1
+
+    def read(self, values: Array, then: Callable[[Buffer], None]) -> None:
+        """Call `then` with a copy."""
+        then(values.copy())
+
+    def encoded_state(self, block: int, values: Array) -> bytes:
+        """Return the number of updates as text."""
+        return str(self.updates[block]).encode()
+
+    def problem_of(self, block: int, initial: Array, states: bytes) -> str:
+        """Return why states are no number; empty: they are one."""
+        return "" if states.isdigit() else f"{states!r}: expected a number of updates"
+
+    def drop(self, block: int) -> None:
+        """Forget a block."""
+        del self.updates[block]
+
+
+class _InitialBlocks(dict[int, Array]):
+    """Those of a key that may not have been granted yet, made when they are asked for."""
+
+    def __init__(self, key: Key, value: Array, *, whole: bool) -> None:
+        super().__init__()
+        self._key: Final = key
+        self._value: Final = value.ravel().copy()
+        self._whole: Final = whole
+
+    def __missing__(self, block: int) -> Array:
+        return self._value[block_extent(self._key, block, whole=self._whole)]
+
+
+class SimulatedBlockStore(OwnedBlocks[Array]):
+    """The blocks of a key that a node owns.
+
+    Attributes:
+        pushed_on: of each push: the block, the rank, and the value that it had got last.
+    """
+
+    def __init__(self, store: AsynchronousStore, key: Key, initial: Array) -> None:
+        rule = SimulatedRule(store.rule, key, whole=store.whole)
+        if store.node.machine.live.is_elastic:
+            blocks: dict[int, Array] = _InitialBlocks(key, initial, whole=store.whole)
+            super().__init__(key, rule, store, blocks, elastic=True)
+        else:
+            owners, rank = store.machine.owners, store.node.rank
+            blocks = initial_blocks(key, initial.ravel(), owners, rank=rank, whole=store.whole, elastic=False)
+            super().__init__(key, rule, store, blocks, elastic=False)
+        self.pushed_on: Final[list[tuple[int, int, Array | None]]] = []
 
     def apply(
-        self,
-        block: int,
-        rank: int,
-        gradient: Gradient,
-        live: tuple[float, ...],
-        done: Callable[[], None],
+        self, block: int, rank: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
     ) -> None:
-        """Subtract a gradient from a block, later; then call `done`."""
-        self.pushed_on.append((block, rank, self.last_pulled.get((block, rank))))
-
-        def work() -> None:
-            value = self.values[block]
-            if isinstance(gradient, Rows):
-                value.reshape(-1, gradient.values.shape[1])[gradient.numbers] -= gradient.values
-            else:
-                value -= gradient
-            self.updates[block] += 1
-            done()
-
-        self._store.later(work)
-
-    def read(self, block: int, done: Callable[[Buffer], None]) -> None:
-        """Call `done` with a copy of a block's value, later."""
-        self._store.later(lambda: done(self.values[block].copy()))
-
-    def pulled(self, block: int, rank: int, value: Buffer) -> None:
-        """Record what a rank gets."""
-        self.last_pulled[block, rank] = np.frombuffer(value, self.values[block].dtype)
-
-    def states(self, block: int, done: Callable[[bytes], None]) -> None:
-        """Call `done` with the number of a block's updates as text, later."""
-        self._store.later(lambda: done(str(self.updates[block]).encode()))
-
-    def check(self, block: int, states: bytes, done: Callable[[str], None]) -> None:
-        """Tell `done` whether states are a number, later."""
-        problem = "" if states.isdigit() else f"{states!r}: expected a number of updates"
-        self._store.later(lambda: done(problem))
-
-    def install(self, block: int, values: Buffer | None, states: bytes) -> None:
-        """Begin to hold a block."""
-        if values is None:
-            chunks = chunks_of(self._key, block, whole=self.whole)
-            first, end = extent(self._key, chunks[0])[0], extent(self._key, chunks[-1])[1]
-            self.values[block] = self._initial[first:end].copy()
-        else:
-            self.values[block] = np.frombuffer(values, self._key.dtype).copy()
-        self.updates[block] = int(states or b"0")
-
-    def discard(self, block: int) -> None:
-        """Hold a block no longer."""
-        del self.values[block], self.updates[block]
+        """Have a block updated, and record on what."""
+        last = self._pulled.get((block, rank))
+        self.pushed_on.append((block, rank, None if last is None else np.frombuffer(last, self._dtype)))
+        super().apply(block, rank, gradient, live, done)
 
 
 class AsynchronousStore:
@@ -155,6 +160,7 @@ class AsynchronousStore:
         self._staleness: Final = staleness
         self._pushes: Final[dict[str, Pushes]] = {}
         self._clock = 0
+        self._calls: Final[deque[Callable[[], None]]] = deque()
         self.blocks: Final[dict[str, SimulatedBlockStore]] = {}
 
     def init(self, name: str, initial: Array) -> Pending:
@@ -272,10 +278,15 @@ class AsynchronousStore:
             )
         )
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Call `work` on the node after a random time."""
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function on the node after a random time, and after those before."""
+        self._calls.append(function)
         delay = self._chance.random() * self._slowest_s
-        self._timeline.after(delay, lambda: self.node.process.call(lambda _: work()))
+        self._timeline.after(delay, lambda: self.node.process.call(lambda _: self._calls.popleft()()))
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Call a function."""
+        function()
 
     def _submit(self, pending: Pending, operation: AsyncOperation) -> Pending:
         self.node.pending.append(pending)

@@ -7,14 +7,7 @@ import pytest
 
 from netstorm.compression.registry import rules_of
 from netstorm.errors import UsageError
-
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-
-from netstorm.frontends.torch.encoded_averages import (  # noqa: E402
-    Kept,
-    Parameter,
-    units_of,
-)
+from netstorm.training.codec_states import CodecStates, Parameter, units_of
 
 A, B, C = (Parameter(name, (size,)) for name, size in (("a", 2), ("b", 3), ("c", 1)))
 
@@ -25,7 +18,7 @@ def unit(*parameters):
 
 
 def test_residuals_go_along_with_parameters_into_other_units():
-    kept = Kept()
+    kept = CodecStates()
     kept.of(unit(A, B))["residual"] = np.arange(5, dtype=np.float32)
     kept.of(unit(C))["residual"] = np.full(1, 9, np.float32)
 
@@ -36,27 +29,27 @@ def test_residuals_go_along_with_parameters_into_other_units():
 
 
 def test_a_unit_has_the_same_state_again_and_again():
-    kept = Kept()
+    kept = CodecStates()
     assert kept.of(unit(A, B)) is kept.of(unit(B, A))
 
 
 def test_what_is_no_elements_stays_with_the_unit():
-    kept = Kept()
+    kept = CodecStates()
     state = kept.of(unit(A, B))
     state["right"], state["residual"] = np.ones((5, 1), np.float32), np.ones(5, np.float32)
 
-    again = Kept()
-    again.load_state_dict(kept.state_dict())
+    again = CodecStates()
+    again.load(kept.saved())
 
     assert again.of(unit(A, B))["right"].shape == (5, 1)
     assert set(again.of(unit(A))) == {"residual"}
 
 
 def test_gradients_are_counted_by_parameter_and_go_on_from_a_checkpoint():
-    kept, again = Kept(), Kept()
+    kept, again = CodecStates(), CodecStates()
     numbers = [kept.next_number(unit(A, B)) for _ in range(2)]
 
-    again.load_state_dict(kept.state_dict())
+    again.load(kept.saved())
 
     assert numbers == [0, 1]
     assert again.next_number(unit(B, C)) == 2
@@ -65,22 +58,22 @@ def test_gradients_are_counted_by_parameter_and_go_on_from_a_checkpoint():
 
 
 def test_a_checkpoint_does_not_change_with_what_comes_later():
-    kept = Kept()
+    kept = CodecStates()
     state = kept.of(unit(A, B))
     state["residual"] = np.ones(5, np.float32)
 
-    saved = kept.state_dict()
+    saved = kept.saved()
     state["residual"] += 1
 
     assert saved["parameters"]["b"]["residual"].tolist() == [1, 1, 1]
 
 
 def test_the_residual_of_a_vector_is_loaded_by_parameter():
-    kept = Kept()
-    kept.load_residual([("a", torch.tensor([1.0, 2.0])), ("b", torch.tensor([3.0, 4.0, 5.0]))])
+    kept = CodecStates()
+    kept.load_residual({"a": np.array([1, 2], np.float32), "b": np.array([3, 4, 5], np.float32)})
     assert kept.of(unit(A, B))["residual"].tolist() == [1, 2, 3, 4, 5]
 
 
 def test_another_state_is_refused():
     with pytest.raises(UsageError, match="a state with 'x' is none of codecs"):
-        Kept().load_state_dict({"x": 1})
+        CodecStates().load({"x": {}})

@@ -1,25 +1,15 @@
-"""Averages of changes, and when they are due: the parts of the stores that need no job."""
+"""Averages of what ranks have learnt: of changes, and by part over those who are in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
-from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.local_updates import (
-    Average,
-    Changes,
-    Paced,
-    Periodic,
-    divide_by_contributors,
-    forget_the_past,
-)
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
 from netstorm.protocol.messages import KeyGrant
+from netstorm.training.averages import Changes, divide_by_contributors, forget_the_past
 
 
 class Total:
@@ -38,7 +28,7 @@ def average(
     """Have ranks average values that follow a base, all in step, by plain sums of their changes."""
     changes: list[Any] = []
 
-    def encode(change: Any) -> Iterator[None]:
+    def encode(change: Any) -> Any:
         changes.append(change.copy())
         yield
         change[:] = np.sum(changes, axis=0)
@@ -47,7 +37,7 @@ def average(
     for value, weight in zip(values, weights or [1] * len(values), strict=True):
         of_rank = Changes()
         of_rank.remember(base)
-        ranks.append(of_rank.rounds(value, total, encode, weight=weight, **options))  # type: ignore[arg-type]
+        ranks.append(of_rank.rounds(value, total, encode, weight=weight, **options))
     for rank in ranks:
         next(rank)
     for rank in ranks:
@@ -86,38 +76,3 @@ def test_each_chunk_of_values_is_divided_by_its_own_contributors() -> None:
         operation.record_result(chunk, contributors)
     divide_by_contributors(operation, values)
     assert values.tolist() == [4, 4, 4, 4, 6, 6, 6, 6, 4, 4]
-
-
-def test_who_hurries_skips_to_the_average_of_all_and_counts_those_of_the_site() -> None:
-    schedule = Periodic("HFA", k1=2, k2=3)
-    assert [schedule.next_step() for _ in range(3)] == [Average.NONE, Average.SITE, Average.NONE]
-    assert schedule.next_step(hurries=True) is Average.ALL
-    assert schedule.averages == 3
-    assert schedule.next_step(hurries=True) is Average.ALL
-    assert schedule.averages == 6
-    later = Periodic("HFA", k1=2, k2=3)
-    later.go_on_at(6)
-    assert [later.next_step() for _ in range(6)] == [schedule.next_step() for _ in range(6)]
-    assert later.averages == schedule.averages == 9
-    with pytest.raises(UsageError, match="at least 1"):
-        Periodic("HFA", k1=1, k2=0)
-
-
-def test_who_hurries_does_not_ask_the_pacer_and_tells_it_how_many_steps_it_took() -> None:
-    class Pacer:
-        def __init__(self) -> None:
-            self.taken: list[int] = []
-
-        def steps(self) -> int:
-            return 3
-
-        def round_ends(self, taken: int) -> None:
-            self.taken.append(taken)
-
-    pacer = Pacer()
-    schedule = Paced("ESync", pacer)
-    schedule.go_on_at(7)
-    assert schedule.next_step(hurries=True) is Average.ALL
-    assert [schedule.next_step() for _ in range(3)] == [Average.NONE, Average.NONE, Average.ALL]
-    assert schedule.averages == 9
-    assert pacer.taken == [1, 3]

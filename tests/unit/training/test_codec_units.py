@@ -6,10 +6,7 @@ import pytest
 
 from netstorm.compression.registry import rules_of
 from netstorm.errors import UsageError
-
-pytest.importorskip("torch", reason="PyTorch is not installed")
-
-from netstorm.frontends.torch.encoded_averages import Parameter, units_of
+from netstorm.training.codec_states import Parameter, units_of
 
 BIG, SMALL, BIAS = (
     Parameter("big.weight", (300, 200)),
