@@ -60,3 +60,16 @@ def test_every_file_that_a_page_names_exists():
         if name not in INVENTED and not (ROOT / name).exists() and not (ROOT / "netstorm" / name).exists()
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_files_that_the_tour_counts_exist():
+    page = (ROOT / "docs" / "contributing" / "tour.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+)` \| (`\w+\.py` [\d,]+.*) \|$", page, re.MULTILINE)
+    files = [(folder, name) for folder, names in rows for name in re.findall(r"`(\w+\.py)` \d", names)]
+    assert len(files) >= 10
+    wrong = [
+        f"there is no {folder}/{name}"
+        for folder, name in files
+        if not (ROOT / "netstorm" / folder.removeprefix("netstorm") / name).exists()
+    ]
+    assert not wrong, "\n".join(wrong)
