@@ -10,6 +10,16 @@ import pytest
 from tests.integration.forking import Forker
 from tests.integration.jobs import PYTHONPATH, Job
 
+_ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def netstorm_forker() -> Iterator[None]:
+    """The process that schedulers and plain nodes are forked from: it is no test's to clean up."""
+    with Forker("tests.integration.forker", _ENVIRONMENT) as Job.forker:
+        yield
+    Job.forker = None
+
 
 @pytest.fixture(scope="session")
 def mxnet_forker() -> Iterator[None]:
@@ -17,8 +27,6 @@ def mxnet_forker() -> Iterator[None]:
     if find_spec("mxnet") is None:
         yield
         return
-    environment = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with Forker("tests.integration.mxnet.forker", environment) as forker:
-        Job.forker = forker
+    with Forker("tests.integration.mxnet.forker", _ENVIRONMENT) as Job.mxnet_forker:
         yield
-        Job.forker = None
+    Job.mxnet_forker = None

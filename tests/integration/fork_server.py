@@ -61,7 +61,7 @@ def _become(request: dict[str, Any]) -> None:
     """Become a process of its own: a session, and standard streams."""
     os.setsid()
     for number, name in ((1, "out"), (2, "err")):
-        to = os.open(Path(request[name]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        to = os.open(Path(request[name]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         os.dup2(to, number)
         os.close(to)
     nothing = os.open(os.devnull, os.O_RDONLY)

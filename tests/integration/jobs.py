@@ -44,7 +44,9 @@ class Job:
     """A scheduler and its nodes. A context manager: nothing survives it."""
 
     forker: ClassVar[Forker | None] = None
-    """Has imported MXNet (`mxnet.forker`); None: nobody has asked for it."""
+    """Has imported NetStorm (`integration.forker`); None: real processes are started."""
+    mxnet_forker: ClassVar[Forker | None] = None
+    """Has imported MXNet, too (`mxnet.forker`); None: nobody has asked for it."""
 
     def __init__(self, folder: Path, nodes: int, **settings: object) -> None:
         self.folder = folder
@@ -70,7 +72,7 @@ class Job:
         script: str,
         *,
         module: tuple[str, ...] = (),
-        forked: bool = False,
+        real: bool = False,
         **variables: object,
     ) -> None:
         """Start a node.
@@ -79,7 +81,8 @@ class Job:
             rank: its rank.
             script: what it runs, Python source.
             module: in front of the script, as `-m NAME`.
-            forked: it uses MXNet, which is there already if there is a `forker`.
+            real: start an interpreter, as for a `module`. Otherwise it is forked from a process that has
+                imported NetStorm and, if the script names that, MXNet.
             variables: of its environment.
         """
         path = self.folder / f"script{rank}.py"
@@ -96,12 +99,18 @@ class Job:
                 "NETSTORM_RANK": rank,
                 **variables,
             },
-            self.forker if forked else None,
+            None if real or module else self._forker_of(script),
         )
+
+    def _forker_of(self, script: str) -> Forker | None:
+        return (self.mxnet_forker if "mxnet" in script else None) or self.forker
 
     def _start(
         self, rank: int, command: list[str], variables: Mapping[str, object], forker: Forker | None = None
     ) -> None:
+        words = command[1:]
+        if tuple(command[: len(SCHEDULER)]) == SCHEDULER:
+            words, forker = command[2:], self.forker
         environment = {
             **os.environ,
             "PYTHONPATH": PYTHONPATH,
@@ -114,9 +123,7 @@ class Job:
             files = {name: str(self.folder / f"{name}{rank}") for name in ("out", "err")}
             for file in files.values():
                 Path(file).touch()
-            self._processes[rank] = ForkedProcess(
-                forker, script=command[-1], environment=environment, **files
-            )
+            self._processes[rank] = ForkedProcess(forker, words=words, environment=environment, **files)
             return
         with (self.folder / f"out{rank}").open("wb") as out, (self.folder / f"err{rank}").open("wb") as err:
             self._processes[rank] = subprocess.Popen(
@@ -189,17 +196,26 @@ class Job:
             process.wait()
 
 
+def run_netstorm(folder: Path, *words: str, **variables: str) -> Ended:
+    """Run `netstorm WORD...` to its end, with standard output and standard error in files of a folder."""
+    assert Job.forker is not None
+    files = {name: str(folder / f"netstorm.{name}") for name in ("out", "err")}
+    process = ForkedProcess(
+        Job.forker, words=("netstorm", *words), environment={**os.environ, **variables}, **files
+    )
+    return Ended(process.wait(), *(Path(file).read_text() for file in files.values()))
+
+
 def run_job(
     folder: Path,
     nodes: int,
     script: str,
     *,
     module: tuple[str, ...] = (),
-    forked: bool = False,
     **settings: object,
 ) -> list[Ended]:
     """Run one script on all nodes (see `Job.start`); return how each ended."""
     with Job(folder, nodes, **settings) as job:
         for rank in range(nodes):
-            job.start(rank, script, module=module, forked=forked)
+            job.start(rank, script, module=module)
         return job.end_all()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.options import run_all
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -85,7 +87,7 @@ def loss_of_gloo(tmp_path_factory: pytest.TempPathFactory) -> float:
     return loss_of_an_epoch(report)
 
 
-@pytest.mark.parametrize("way", ["torchrun", "launch", "unedited"])
+@pytest.mark.parametrize("way", ["torchrun", "unedited"])
 def test_ddp_trains_as_on_gloo_and_all_ranks_end_with_the_same_weights(
     way: str, loss_of_gloo: float, tmp_path: Path
 ) -> None:
@@ -93,8 +95,6 @@ def test_ddp_trains_as_on_gloo_and_all_ranks_end_with_the_same_weights(
     arguments = ("--epochs", 1, "--digest", "--json", report)
     if way == "torchrun":
         said = torchrun(3, "torch_digits.py", *arguments)
-    elif way == "launch":
-        said = launched(3, "torch_digits.py", *arguments)
     else:
         said = launched(3, "torch_digits.py", "--backend", "gloo", *arguments, module=NETSTORM_RUN)
     assert len(digests(said, 3)) == 1
@@ -135,23 +135,20 @@ def test_hsdp_shards_inside_sites_and_trains_as_ddp_on_gloo() -> None:
     assert losses(sharded) == pytest.approx(losses(plain), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
+def test_a_wrong_option_ends_with_a_clear_message() -> None:
+    wrong: list[tuple[tuple[str, ...], str]] = [
         (("torch_digits.py",), "RANK is not set: start it with `torchrun"),
         (("torch_hsdp.py",), "RANK is not set: start it with `torchrun"),
         (("torch_digits.py", "--optimizer", "sdg"), "--optimizer sdg: expected one of adagrad, adam,"),
         (("torch_digits.py", "--optimizer", "adam", "--momentum", "0.5"), "--momentum: adam has none"),
         (("torch_gpt.py", "--width", "10"), "--width 10: expected a multiple of --heads 4"),
         (("torch_gpt.py", "--resume"), "--resume needs --checkpoint FOLDER"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
-def test_a_wrong_option_ends_with_a_clear_message(command: tuple[str, ...], said: str) -> None:
-    result = run(EXAMPLES / command[0], *command[1:])
-    assert result.returncode == 2
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
+    ]
+    ends = run_all([(EXAMPLES / script, *arguments) for (script, *arguments), _ in wrong], {})
+    for (command, said), end in zip(wrong, ends, strict=True):
+        assert end.code == 2, command
+        assert said in end.err
+        assert "Traceback" not in end.err
 
 
 def test_an_unknown_backend_is_answered_with_those_that_there_are() -> None:

@@ -59,7 +59,7 @@ class BlockRunner:
             variables["NETSTORM_ELASTIC"] = "1:2"
         if framework == "mxnet":
             script = f"from {_PROGRAM} import run_block\nrun_block(**{arguments!r})\n"
-            self._job.start(self._number, script, forked=True, **variables, NETSTORM_RANK=0)
+            self._job.start(self._number, script, **variables, NETSTORM_RANK=0)
             return self._job.end(self._number)
         host, _, port = self._job.address.rpartition(":")
         rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

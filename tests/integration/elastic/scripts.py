@@ -137,7 +137,7 @@ def start(job: Job, rank: int, script: str, **variables: Any) -> None:
     """Start a rank; its output so far is dropped if it ran before."""
     for name in ("out", "err"):
         (job.folder / f"{name}{rank}").write_text("")
-    job.start(rank, script, forked=True, **variables)
+    job.start(rank, script, **variables)
 
 
 def kill(job: Job, rank: int) -> None:

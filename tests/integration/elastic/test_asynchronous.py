@@ -86,7 +86,6 @@ def test_every_confirmed_push_counts_once_after_owners_were_killed_and_one_has_j
 @pytest.mark.parametrize(
     "variables",
     [
-        {"NETSTORM_STALENESS": 1},
         {"NETSTORM_STALENESS": 2, "CLOCK": 1},
         {"COMPRESSION": 1},
         {"FUNCTION": 1},  # whole keys, and a rule of which only the values are known
@@ -179,10 +178,8 @@ def test_states_and_counts_go_on_at_new_owners_as_if_nothing_had_happened(tmp_pa
 @pytest.mark.parametrize(
     ("optimizer", "dtype"),
     [
-        ("('SGD', {'momentum': 0.9})", "float32"),
-        ("('SGD', {'momentum': 0.9, 'multi_precision': True})", "float16"),
-        ("('LAMB', {})", "float32"),
-        ("('FTML', {})", "float32"),
+        ("('SGD', {'momentum': 0.9, 'multi_precision': True})", "float16"),  # states that are nested
+        ("('LAMB', {})", "float32"),  # norms of whole keys
     ],
 )
 def test_so_do_those_of_other_optimizers(tmp_path: Path, optimizer: str, dtype: str) -> None:
@@ -190,7 +187,7 @@ def test_so_do_those_of_other_optimizers(tmp_path: Path, optimizer: str, dtype: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "dcasgd", "module"])
+@pytest.mark.parametrize("optimizer", ["dcasgd", "module"])
 def test_a_killed_and_a_new_rank_cost_no_accuracy(tmp_path: Path, optimizer: str) -> None:
     folder = folder_with_digits(tmp_path / "job")
     with Job(folder, 3, NETSTORM_ELASTIC="2:4", OPTIMIZER=optimizer, **TIMEOUTS) as job:

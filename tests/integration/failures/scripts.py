@@ -79,7 +79,7 @@ SHORT_TIMEOUTS = {"PS_HEARTBEAT_INTERVAL": 0.5, "PS_HEARTBEAT_TIMEOUT": 3, "NETS
 
 def start(job: Job, rank: int, script: str, **variables: Any) -> None:
     """Start a node that has joined and has a key `k` with a round behind it, and then runs `script`."""
-    job.start(rank, PROLOGUE + JOIN + script, forked=True, **variables)
+    job.start(rank, PROLOGUE + JOIN + script, **variables)
 
 
 def start_plain(job: Job, rank: int, script: str, **variables: Any) -> None:

@@ -86,7 +86,7 @@ def test_who_does_not_belong_to_the_job_is_refused_by_name_and_the_job_goes_on(t
         job.start(4, joins, NETSTORM_RANK=7)
         job.start(5, joins, NETSTORM_RANK=-1, CHUNK_SIZE=1234)
         job.start(6, joins, NETSTORM_RANK=-1, NETSTORM_JOB="another")
-        job.start(7, other_release, NETSTORM_RANK=-1)
+        job.start(7, other_release, real=True, NETSTORM_RANK=-1)
         refused = {number: job.end(number, 60) for number in range(2, 8)}
         job.start(1, joins)
         ended = [job.end(0, 60), job.end(1, 60)]
@@ -146,7 +146,7 @@ from netstorm.protocol import frames
 frames.PROTOCOL_VERSION = frames.seal.__kwdefaults__["version"] = 1
 """
     with Job(tmp_path, 1) as job:
-        job.start(0, older + PLAIN_PROLOGUE + "runtime_of_this_process()")
+        job.start(0, older + PLAIN_PROLOGUE + "runtime_of_this_process()", real=True)
         end = job.end(0, 60)
         assert end.code == 1
         assert "netstorm.errors.JoinRefused: cannot join the scheduler at 127.0.0.1:" in end.err

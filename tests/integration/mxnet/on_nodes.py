@@ -99,7 +99,7 @@ def _run_job(module: ModuleType, session: pytest.Session, folders: pytest.TempPa
     settings = {"CHUNK_SIZE": 10_000, **getattr(module, "SETTINGS", {})}
     with Job(folders.mktemp(module.__name__.rsplit(".", 1)[-1]), NODES, **settings) as job:
         for rank in range(NODES):
-            job.start(rank, script, forked=True, **getattr(module, "VARIABLES", {}).get(rank, {}))
+            job.start(rank, script, **getattr(module, "VARIABLES", {}).get(rank, {}))
         try:
             return JobReport(names, job.end_all(LONGEST_S + 30))
         except AssertionError:  # not even that

@@ -21,7 +21,7 @@ bare.__path__ = [netstorm.frontends.__path__[0] + "/mxnet"]
 sys.modules[bare.__name__] = bare
 from netstorm.errors import NodeLost
 from netstorm.frontends.mxnet.compat import mx
-import netstorm.frontends.mxnet.engine as engine
+from netstorm.frontends.mxnet import engine
 from netstorm.frontends.mxnet.engine import push_async
 from netstorm.frontends.mxnet.arrays import StagingBuffer
 MXNetError = mx.base.MXNetError

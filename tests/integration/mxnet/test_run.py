@@ -100,17 +100,18 @@ kv._barrier()
     assert "failed: RuntimeError: disk full" in other.err
 
 
-def test_the_frameworks_objects_are_left_out_of_collections(tmp_path: Path) -> None:
-    script = "import gc, mxnet; print(gc.get_freeze_count() > 50_000)"
+def test_the_frameworks_objects_are_left_out_of_collections_and_an_exit_code_is_the_scripts(
+    tmp_path: Path,
+) -> None:
+    script = """
+import gc, sys
+import mxnet as mx
+print(gc.get_freeze_count() > 50_000)
+mx.kv.create("dist_sync")
+sys.exit(3)
+"""
     (end,) = run_job(tmp_path, 1, script, module=RUN)
-    assert (end.code, end.out.strip()) == (0, "True"), end.err
-
-
-def test_a_scripts_exit_code_is_its_own(tmp_path: Path) -> None:
-    (end,) = run_job(
-        tmp_path, 1, "import sys, mxnet as mx; mx.kv.create('dist_sync'); sys.exit(3)", module=RUN
-    )
-    assert (end.code, end.err) == (3, "")
+    assert (end.code, end.out, end.err) == (3, "True\n", "")
 
 
 def test_a_server_of_an_old_launcher_has_nothing_to_do_and_prints_that() -> None:

@@ -6,8 +6,6 @@ import math
 import os
 import queue
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +19,8 @@ from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
 from netstorm.pslite.io_thread import start_driver
 from netstorm.pslite.machine import Admission, Become, Connect, Disconnect, Instruction, Refuse, Send
 from netstorm.settings import Settings
+from tests.integration.forking import ForkedProcess
+from tests.integration.jobs import Job
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -157,15 +157,19 @@ class SchedulerProcess:
     def __init__(self, folder: Path, *arguments: str, num_workers: int = 2, **variables: str) -> None:
         self.ready_file = folder / "ready"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("NETSTORM_")}
-        self._output = (folder / "output").open("w+")
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "netstorm", "scheduler", "--port", "0"),
+        output = folder / "output"
+        output.touch()
+        self._output = output.open()
+        assert Job.forker is not None
+        self._process = ForkedProcess(
+            Job.forker,
+            words=[
+                *("netstorm", "scheduler", "--port", "0"),
                 *("--num-workers", str(num_workers), "--ready-file", str(self.ready_file), *arguments),
             ],
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            env={**environment, **variables},
+            environment={**environment, **variables},
+            out=str(output),
+            err=str(output),
         )
 
     def __enter__(self) -> Self:
@@ -174,8 +178,7 @@ class SchedulerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
+        self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         self._output.close()
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import ntplib
 import pytest
 
 from netstorm.protocol import messages as m
 from netstorm.pslite.sntp_socket import SntpClient
+from tests.integration.jobs import run_netstorm
 from tests.integration.scheduler.scripted import SchedulerProcess, ScriptedNode, wait_for
 
 
@@ -151,36 +150,28 @@ def test_random_bytes_on_both_ports_do_not_disturb_the_job(tmp_path):
 # ------------------------------------------------------------------------------------- it cannot begin
 
 
-def fails(*arguments: str, **variables: str) -> str:
+def fails(folder: Path, *arguments: str, **variables: str) -> str:
     """Run a scheduler that cannot begin; return its only line on standard error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "netstorm", "scheduler", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **variables},
-        check=False,
-    )
-    assert done.returncode == 2, done
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    done = run_netstorm(folder, "scheduler", *arguments, **variables)
+    assert (done.code, done.out) == (2, ""), done
+    (line,) = done.err.splitlines()
     return line
 
 
-def test_a_port_that_is_taken_is_an_error_that_names_the_variable():
+def test_a_port_that_is_taken_is_an_error_that_names_the_variable(tmp_path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        line = fails("--port", str(port))
+        line = fails(tmp_path, "--port", str(port))
     assert line.startswith(f"netstorm: cannot listen on 127.0.0.1:{port}: Address already in use")
     assert "DMLC_PS_ROOT_PORT" in line
 
 
-def test_a_udp_port_that_is_taken_is_an_error_that_names_the_variable():
+def test_a_udp_port_that_is_taken_is_an_error_that_names_the_variable(tmp_path):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
-        line = fails("--port", "0", "--sntp-port", str(other.getsockname()[1]))
+        line = fails(tmp_path, "--port", "0", "--sntp-port", str(other.getsockname()[1]))
     assert "cannot tell the time at UDP 127.0.0.1" in line
     assert "NETSTORM_SNTP_PORT" in line
 
@@ -188,7 +179,7 @@ def test_a_udp_port_that_is_taken_is_an_error_that_names_the_variable():
 def test_a_network_file_for_another_number_of_nodes_is_an_error_that_names_both(tmp_path):
     path = tmp_path / "two.yaml"
     path.write_text("nodes: {0: {}, 1: {}}\nlinks: [{between: [0, 1], rate: 100Mbit}]\n")
-    line = fails("--num-workers", "3", "--network", str(path))
+    line = fails(tmp_path, "--num-workers", "3", "--network", str(path))
     assert line == (
         f"netstorm: NETSTORM_NETWORK='{path}' describes 2 nodes, but DMLC_NUM_WORKER=3: both must be the same"
     )
@@ -197,14 +188,14 @@ def test_a_network_file_for_another_number_of_nodes_is_an_error_that_names_both(
 def test_a_network_file_that_is_wrong_is_an_error_with_file_and_line(tmp_path):
     path = tmp_path / "wrong.yaml"
     path.write_text("nodes: {0: {}, 1: {}}\nlinks: [{between: [0, 1], rate: -5Mbit}]\n")
-    assert fails("--num-workers", "2", "--network", str(path)).startswith(f"netstorm: {path}:2")
+    assert fails(tmp_path, "--num-workers", "2", "--network", str(path)).startswith(f"netstorm: {path}:2")
 
 
-def test_a_wrong_variable_is_an_error_that_names_it():
-    assert "DMLC_NUM_WORKER='none'" in fails(DMLC_NUM_WORKER="none")
+def test_a_wrong_variable_is_an_error_that_names_it(tmp_path):
+    assert "DMLC_NUM_WORKER='none'" in fails(tmp_path, DMLC_NUM_WORKER="none")
 
 
 def test_a_ready_file_that_cannot_be_written_is_an_error(tmp_path):
-    line = fails("--port", "0", "--ready-file", str(tmp_path / "no" / "such" / "folder"))
+    line = fails(tmp_path, "--port", "0", "--ready-file", str(tmp_path / "no" / "such" / "folder"))
     assert "--ready-file" in line
     assert "No such file or directory" in line

@@ -173,14 +173,14 @@ print(path, path.stat().st_mode & 0o777, JobKey.load(path).derive("a test").hex(
 
 def test_the_launcher_hands_over_a_fresh_key_that_vanishes_with_the_job(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
-    command = [sys.executable, "-m", "netstorm", "launch", "-n", "2", "--no-prefix", "--"]
-    command += [sys.executable, str(tmp_path / "show.py")]
     derived = set()
-    for _ in range(2):
+    for nodes in (2, 1):
+        command = [sys.executable, "-m", "netstorm", "launch", "-n", str(nodes), "--no-prefix", "--"]
+        command += [sys.executable, str(tmp_path / "show.py")]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert ended.returncode == 0, ended.stderr
         lines = [line.split() for line in ended.stdout.splitlines() if line.startswith("/proc/")]
-        assert len(lines) == 2
+        assert len(lines) == nodes
         for path, mode, key in lines:
             assert mode == str(0o600)
             assert not Path(path).exists()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
-
-from tests.integration.torch.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 if find_spec("torch") is not None:
@@ -28,37 +25,9 @@ REFUSED = (
 )
 
 
-def check(ranks: Ranks, program: Callable[[], list[str]], count: int = 3) -> None:
-    """Assert that a program finds nothing wrong at any rank."""
-    ranks.start(program, count)
-    assert ranks.answers() == [[]] * count
-
-
-def test_every_reduction_of_every_type_and_shape_is_right_at_every_rank(ranks):
-    check(ranks, collectives.reductions)
-
-
-def test_every_copy_of_every_type_and_shape_is_right(ranks):
-    check(ranks, collectives.copies)
-
-
-def test_tensors_may_lie_in_memory_in_any_way(ranks):
-    check(ranks, collectives.layouts)
-
-
-def test_sparse_tensors_are_summed_whatever_each_rank_has(ranks):
-    check(ranks, collectives.sparse_sums)
-
-
-def test_several_tensors_go_in_one_call(ranks):
-    check(ranks, collectives.coalesced)
-
-
-def test_python_objects_of_any_size_are_gathered_scattered_broadcast_and_sent(ranks):
-    check(ranks, collectives.objects)
-
-
-def test_what_is_not_supported_or_wrong_says_so_and_leaves_the_group_in_order(ranks):
-    ranks.start(collectives.refusals, 3)
-    for found in ranks.answers():
-        assert [error[: len(start)] for error, start in zip(found, REFUSED, strict=True)] == list(REFUSED)
+def test_every_call_is_right_for_every_type_and_shape_and_what_is_refused_leaves_the_group_in_order(ranks):
+    """Reductions, copies, tensors that lie in memory in any way, sparse and several ones, Python objects."""
+    ranks.start(collectives.every_call, 3)
+    for wrong, refused in ranks.answers():
+        assert wrong == []
+        assert [error[: len(start)] for error, start in zip(refused, REFUSED, strict=True)] == list(REFUSED)

@@ -106,9 +106,7 @@ def test_ctrl_c_at_all_ranks_ends_them_and_the_scheduler(ranks):
     ("when", "number"),
     [
         ("before", signal.SIGTERM),
-        ("after", signal.SIGTERM),
         ("composed", signal.SIGTERM),
-        ("after", signal.SIGUSR1),
         ("after", signal.SIGINT),
     ],
 )

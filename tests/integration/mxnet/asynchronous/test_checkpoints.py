@@ -204,7 +204,7 @@ def test_a_job_goes_on_with_another_number_of_nodes(tmp_path):
         (tmp_path / str(run)).mkdir()
         with Job(tmp_path / str(run), nodes, CHUNK_SIZE=10_000) as job:
             for rank in range(nodes):
-                job.start(rank, SCRIPT, forked=True, FOLDER=tmp_path / "checkpoints")
+                job.start(rank, SCRIPT, FOLDER=tmp_path / "checkpoints")
             for rank in range(nodes):
                 ended = job.end(rank)
                 assert ended.code == 0, ended.text

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.forking import ROOT
 from tests.integration.jobs import run_job
 from tests.integration.mxnet.reference.servers import run_with_servers
 
@@ -15,7 +14,11 @@ NODES = 3
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRAIN = """
+import sys
 import numpy as np
+for name in ("sklearn", "scipy.stats"):  # `quick_start` has taken these away; scikit-learn has the data
+    if sys.modules.get(name, name) is None:
+        del sys.modules[name]
 from sklearn.datasets import load_digits
 from netstorm.frontends.mxnet.compat import mx
 
@@ -64,12 +67,11 @@ def test_digits_are_learned_as_well_as_by_mxnets_own_asynchronous_store(tmp_path
         accuracy(out)
         for out in run_with_servers(tmp_path, NODES, TRAIN.format(store="dist_async"), servers=2)
     ]
-    for staleness in (-1, 2, 0):
+    for staleness in (-1, 2):
         folder = tmp_path / str(staleness)
         folder.mkdir()
         script = TRAIN.format(store="dist_async_netstorm")
-        # It has scikit-learn's data.
-        ended = run_job(folder, NODES, script, NETSTORM_STALENESS=staleness, PYTHONPATH=ROOT)
+        ended = run_job(folder, NODES, script, NETSTORM_STALENESS=staleness)
         assert [end.code for end in ended] == [0] * NODES, ended
         ours = [accuracy(end.out) for end in ended]
         print(f"staleness {staleness}: {ours}; {[end.out.split()[1:] for end in ended]}; MXNet's: {theirs}")

@@ -59,7 +59,7 @@ def run(folder: Path, nodes: int, **variables: Any) -> list[dict[str, Any]]:
     script, saves = SCRIPT.format(steps=STEPS, saved=SAVED), variables["SAVES"] == 1
     with Job(folder, nodes, SAVED_IN=folder.parent / "checkpoints", **variables) as job:
         for rank in range(nodes):
-            job.start(rank, script, forked=True)
+            job.start(rank, script)
         if saves:
             for rank in range(nodes):
                 job.wait_until_said(rank, "to be killed")

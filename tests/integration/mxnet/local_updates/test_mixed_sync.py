@@ -140,7 +140,7 @@ for step in range(1, STEPS + 1):
 def test_a_site_is_ahead_of_the_slowest_by_no_more_than_the_bound(tmp_path: Path) -> None:
     with Job(tmp_path, 4, NETSTORM_STALENESS=2) as job:
         for rank in range(4):
-            job.start(rank, BOUNDED, forked=True, NETSTORM_SITE="ab"[rank % 2])
+            job.start(rank, BOUNDED, NETSTORM_SITE="ab"[rank % 2])
         ended = job.end_all()
     assert [one.code for one in ended] == [0] * 4, [one.text for one in ended]
     assert "ahead by 2" in ended[0].out
@@ -150,7 +150,7 @@ def test_a_site_is_ahead_of_the_slowest_by_no_more_than_the_bound(tmp_path: Path
 def test_a_bound_of_0_is_refused(tmp_path: Path) -> None:
     script = "from netstorm.frontends.mxnet.local_updates import MixedSync\nMixedSync()\n"
     with Job(tmp_path, 1, NETSTORM_STALENESS=0) as job:
-        job.start(0, script, forked=True)
+        job.start(0, script)
         refused = job.end(0)
     assert refused.code == 1
     assert "NETSTORM_STALENESS=0, which keeps all ranks in step" in refused.err

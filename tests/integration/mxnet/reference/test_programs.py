@@ -73,17 +73,9 @@ def compare(folder: Path, nodes: int, programs: list[Program], *, strings: bool)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_random_programs_have_the_results_of_mxnets_servers(tmp_path: Path) -> None:
-    chosen = ["", "", "sgd momentum", "adam"]
-    programs = [program(seed, strings=True, optimiser=name) for seed, name in enumerate(chosen)]
-    assert compare(tmp_path, 2, programs, strings=True) > 100
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("seed", "strings"), [(0, False), (1, True), (2, False), (3, True)])
-def test_many_random_programs_have_the_results_of_mxnets_servers(
+@pytest.mark.parametrize(("seed", "strings"), [(0, False), (1, True)])
+def test_random_programs_have_the_results_of_mxnets_servers(
     tmp_path: Path, seed: int, *, strings: bool
 ) -> None:
     """Programs without an optimiser come first: MXNet's servers cannot go back to none."""

@@ -131,7 +131,7 @@ def test_a_job_whose_scripts_catch_what_was_refused_trains_on_and_ends_well(
     script = f"{PROLOGUE}\nSTORE = {name!r}\n" + "\n".join(parts)
     staleness = 0 if in_step else -1
     settings: dict[str, Any] = {"CHUNK_SIZE": 3, "NETSTORM_LOG": "error", "NETSTORM_STALENESS": staleness}
-    ended = run_job(tmp_path, NODES, script, module=(), **settings)
+    ended = run_job(tmp_path, NODES, script, **settings)
     for end in ended:
         assert (end.code, end.err) == (0, "")
         assert end.out == "trained\n" * 5
@@ -142,14 +142,13 @@ def test_a_setting_that_is_refused_when_a_store_is_created_is_mxnets_error_too(t
         PROLOGUE
         + """
 os.environ["CHUNK_SIZE"] = "many"
-refused(mx.kv.create, STORE, error=errors.SettingsError)
+for store in ("dist_sync_netstorm", "dist_async_netstorm"):
+    refused(mx.kv.create, store, error=errors.SettingsError)
 print("refused")
 """
     )
-    for number, name in enumerate(("dist_sync_netstorm", "dist_async_netstorm")):
-        (tmp_path / str(number)).mkdir()
-        [end] = run_job(tmp_path / str(number), 1, f"STORE = {name!r}\n{script}")
-        assert (end.code, end.out) == (0, "refused\n"), end.err
+    [end] = run_job(tmp_path, 1, script)
+    assert (end.code, end.out) == (0, "refused\n"), end.err
 
 
 def test_another_ranks_failure_is_mxnets_error_in_a_call_and_in_an_array(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_two_runs_end_with_the_same_bits_though_other_ranks_are_late(tmp_path: P
     for backwards in (0, 1):
         folder = tmp_path / str(backwards)
         folder.mkdir()
-        ended = run_job(folder, NODES, SCRIPT, forked=True, NETSTORM_REPRODUCIBLE=1, BACKWARDS=backwards)
+        ended = run_job(folder, NODES, SCRIPT, NETSTORM_REPRODUCIBLE=1, BACKWARDS=backwards)
         assert [one.code for one in ended] == [0] * NODES, [one.text for one in ended]
         digests.update(one.out for one in ended)
     assert len(digests) == 1

@@ -59,9 +59,8 @@ def kinds() -> Iterator[tuple[torch.dtype, str]]:
             yield dtype, name
 
 
-def reductions() -> list[str]:
+def reductions(rank: int, size: int) -> list[str]:
     """All-reduce, reduce and reduce-scatter; return what is wrong."""
-    rank, size = begin()
     wrong = []
     for dtype, name in kinds():
         op = getattr(dist.ReduceOp, name)
@@ -90,20 +89,17 @@ def reductions() -> list[str]:
                 output = torch.empty(shape, dtype=dtype)
                 dist.reduce_scatter_tensor(output, torch.cat(parts[rank]), op)
                 wrong += [f"reduce_scatter_tensor {case}"] * (not torch.allclose(output, mine))
-    dist.destroy_process_group()
     return wrong
 
 
-def copies() -> list[str]:
+def copies(rank: int, size: int) -> list[str]:
     """Broadcast, all-gather, gather, scatter and all-to-all; return what is wrong."""
-    rank, size = begin()
     wrong: list[str] = []
     for dtype in (*FLOATS, *INTEGERS, *COMPLEX, torch.bool):
         for shape in SHAPES:
             given = [values(each, dtype, shape) for each in range(size)]
             for call, check in _copies(rank, size, dtype, shape, given):
                 wrong += [f"{call} {dtype} {shape}"] * (not check)
-    dist.destroy_process_group()
     return wrong
 
 
@@ -149,9 +145,8 @@ def _equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def layouts() -> list[str]:
+def layouts(rank: int, size: int) -> list[str]:
     """Tensors that do not lie in memory as they are indexed; return what is wrong."""
-    rank, size = begin()
     wrong = []
     layouts: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "transposed": lambda tensor: tensor.t(),
@@ -184,13 +179,11 @@ def layouts() -> list[str]:
     rows = torch.zeros(4, 9)
     dist.all_to_all_single(rows.t()[:size], values(rank, torch.float32, (size, 4)))
     wrong += ["all_to_all_single into a part"] * (not torch.equal(rows[:, size:], torch.zeros(4, 9 - size)))
-    dist.destroy_process_group()
     return wrong
 
 
-def sparse_sums() -> list[str]:
+def sparse_sums(rank: int, size: int) -> list[str]:
     """All-reduce of sparse tensors; return what is wrong."""
-    rank, size = begin()
     wrong = []
 
     def given(each: int, dtype: torch.dtype, dense: tuple[int, ...]) -> torch.Tensor:
@@ -212,13 +205,11 @@ def sparse_sums() -> list[str]:
     wrong += [f"nothing at one rank: {some.to_dense()}"] * (
         not torch.equal(some.to_dense(), expected.clamp(0))
     )
-    dist.destroy_process_group()
     return wrong
 
 
-def coalesced() -> list[str]:
+def coalesced(rank: int, size: int) -> list[str]:
     """Several tensors in one call; return what is wrong."""
-    rank, size = begin()
     wrong = []
     group: Any = dist.group.WORLD
     shapes: tuple[tuple[int, ...], ...] = ((3,), (2, 2), (1,))
@@ -251,13 +242,11 @@ def coalesced() -> list[str]:
     wrong += ["the coalescing manager: reduce_scatter"] * (
         not _equal(parts, [size * tensor for tensor in given[rank]])
     )
-    dist.destroy_process_group()
     return wrong
 
 
-def objects() -> list[str]:
+def objects(rank: int, size: int) -> list[str]:
     """Collectives of Python objects; return what is wrong."""
-    rank, size = begin()
     wrong = []
     mine = {"rank": rank, "text": "x" * 1000 * rank}
     everybody: list[Any] = [{"rank": each, "text": "x" * 1000 * each} for each in range(size)]
@@ -279,13 +268,11 @@ def objects() -> list[str]:
         got: list[Any] = [None, None]
         dist.recv_object_list(got, src=0)
         wrong += ["send_object_list"] * (got != [everybody[0], 3])
-    dist.destroy_process_group()
     return wrong
 
 
-def refusals() -> list[str]:
+def refusals(rank: int, size: int) -> list[str]:
     """Return the errors of calls that are not supported, or are wrong in themselves."""
-    rank, size = begin()
     ones = torch.ones(4)
     found = [
         error_of(lambda: dist.all_reduce(ones, dist.ReduceOp.BAND)),
@@ -302,6 +289,14 @@ def refusals() -> list[str]:
     ]
     dist.all_reduce(ones)  # the group still works
     assert ones.tolist() == [size] * 4
-    dist.destroy_process_group()
-    assert rank < size
     return found
+
+
+def every_call() -> tuple[list[str], list[str]]:
+    """Make all calls in one group; return what is wrong, and the errors of those that are refused."""
+    rank, size = begin()
+    refused = refusals(rank, size)
+    checks = (reductions, copies, layouts, sparse_sums, coalesced, objects)
+    wrong = [f"{check.__name__}: {what}" for check in checks for what in check(rank, size)]
+    dist.destroy_process_group()
+    return wrong, refused

@@ -105,9 +105,22 @@ def beside_a_pair() -> str:
     return error
 
 
+def one_after_the_other() -> dict[str, list[Any]]:
+    """Have three ranks do what follows, in one job; return what each of them returns."""
+    rank, size = begin()
+    found = {each.__name__: each(rank, size) for each in (messages, message_mismatch, monitored_barriers)}
+    found["same_name_again"] = _same_name_again(rank)
+    dist.destroy_process_group()
+    return found
+
+
 def same_name_again() -> list[float]:
     """A group whose name comes back in a job that goes on; return the sums that this rank has seen."""
     rank, _ = begin()
+    return _same_name_again(rank)
+
+
+def _same_name_again(rank: int) -> list[float]:
     sums = []
     for number in range(3):
         if rank < 2:
@@ -120,9 +133,8 @@ def same_name_again() -> list[float]:
     return sums
 
 
-def messages() -> list[str]:
+def messages(rank: int, size: int) -> list[str]:
     """Sends and receives; return what is wrong."""
-    rank, size = begin()
     wrong = []
     after, before = (rank + 1) % size, (rank - 1) % size
     for dtype in (
@@ -185,7 +197,6 @@ def messages() -> list[str]:
     found = error_of(lambda: dist.all_reduce(torch.ones(1).expand(5)))
     wrong += [found] * (not found.startswith("UsageError: a result for float32 (5,) with strides (0,)"))
     dist.barrier()
-    dist.destroy_process_group()
     return wrong
 
 
@@ -196,12 +207,8 @@ def mismatch(kind: str) -> str:
     odd = rank == 1
     calls: dict[str, Any] = {
         "shape": lambda: dist.all_reduce(torch.ones(3 if odd else 2)),
-        "dtype": lambda: dist.all_reduce(torch.ones(2, dtype=torch.float64 if odd else torch.float32)),
-        "op": lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
         "order": lambda: dist.barrier() if odd else dist.all_reduce(torch.ones(2)),
-        "root": lambda: dist.broadcast(torch.ones(2), 1 if odd else 0),
         "receiver": lambda: dist.reduce(torch.ones(2), 0) if odd else dist.all_reduce(torch.ones(2)),
-        "collective": lambda: dist.broadcast(torch.ones(2), 0) if odd else dist.all_reduce(torch.ones(2)),
     }
     return error_of(calls[kind])
 
@@ -214,19 +221,14 @@ def empty_at_one_rank(kind: str, empty: int) -> str:
     outputs = [torch.empty(few) for _ in range(size)]
     calls: dict[str, Any] = {
         "all_reduce": lambda: dist.all_reduce(torch.ones(few)),
-        "all_gather": lambda: dist.all_gather(outputs, torch.ones(few)),
         "broadcast": lambda: dist.broadcast(torch.ones(few), 0),
-        "reduce_scatter": lambda: dist.reduce_scatter(torch.empty(few), outputs),
-        "reduce": lambda: dist.reduce(torch.ones(few), 0),
-        "gather": lambda: dist.gather(torch.ones(few), outputs if rank == 0 else None),
         "scatter": lambda: dist.scatter(torch.empty(few), outputs if rank == 0 else None),
     }
     return error_of(calls[kind])
 
 
-def message_mismatch() -> list[str]:
+def message_mismatch(rank: int, size: int) -> list[str]:
     """Send more than is expected, at last where nothing is; return the receiver's errors."""
-    rank, size = begin()
     found = ["", ""]
     if rank == 0:
         dist.isend(torch.ones(3), 1)
@@ -240,13 +242,11 @@ def message_mismatch() -> list[str]:
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [3, 3]
-    dist.destroy_process_group()
     return found
 
 
-def monitored_barriers() -> list[str]:
+def monitored_barriers(rank: int, size: int) -> list[str]:
     """A barrier that all pass, one that rank 2 does not reach, and one more; return the errors."""
-    rank, _ = begin()
     dist.monitored_barrier(timeout=timedelta(seconds=50))
     store = dist.distributed_c10d._get_default_store()
     found = []
@@ -256,17 +256,4 @@ def monitored_barriers() -> list[str]:
         found.append(error_of(lambda: dist.monitored_barrier(timeout=timedelta(seconds=1))))
         store.set(f"heard {rank}", "yes")
     dist.monitored_barrier(timeout=timedelta(seconds=50), wait_all_ranks=True)
-    dist.destroy_process_group()
-    return found
-
-
-def begin_again() -> list[float]:
-    """Destroy the groups and begin again, in one process; return the sums."""
-    found = []
-    for place in range(3):
-        rank, _ = begin()
-        tensor = torch.tensor([float(rank + place)])
-        dist.all_reduce(tensor)
-        found.append(tensor.item())
-        dist.destroy_process_group()
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -48,22 +47,27 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def fifty_steps(optimizer: str) -> tuple[float, bool]:
-    """Train on both; return the largest difference of a parameter, and whether ranks have the same bits."""
+def like_gloo() -> tuple[dict[str, tuple[float, bool]], bool, str]:
+    """Train on both, in one job; return what `_fifty_steps`, `_whole_numbers` and `_batch_norm` do."""
     rank, _ = begin()
+    steps = {optimizer: _fifty_steps(rank, optimizer) for optimizer in OPTIMIZERS}
+    found = steps, _whole_numbers(rank), _batch_norm()
+    dist.destroy_process_group()
+    return found
+
+
+def _fifty_steps(rank: int, optimizer: str) -> tuple[float, bool]:
+    """Return the largest difference of a parameter, and whether ranks have the same bits."""
     found = []
     for group in (None, gloo_group()):
         model = DistributedDataParallel(network(), process_group=group, bucket_cap_mb=0.01)
         found.append(train(model, OPTIMIZERS[optimizer](model.parameters()), rank, 50))
     difference = max(float((one - other).abs().max()) for one, other in zip(*found, strict=True))
-    same = same_at_all_ranks(found[0])
-    dist.destroy_process_group()
-    return difference, same
+    return difference, same_at_all_ranks(found[0])
 
 
-def whole_numbers() -> bool:
+def _whole_numbers(rank: int) -> bool:
     """Sum gradients that are whole numbers; return whether both have the same bits."""
-    rank, _ = begin()
     found = []
     for group in (None, gloo_group()):
         model = DistributedDataParallel(nn.Linear(64, 8, bias=False), process_group=group)
@@ -73,9 +77,7 @@ def whole_numbers() -> bool:
             generator = torch.Generator().manual_seed(10 * step + rank)
             (model(torch.randint(-4, 5, (8, 64), generator=generator).float())).sum().backward()
         found.append([model.module.weight.grad])
-    same = torch.equal(found[0][0], found[1][0]) and same_at_all_ranks(found[0])
-    dist.destroy_process_group()
-    return same
+    return torch.equal(found[0][0], found[1][0]) and same_at_all_ranks(found[0])
 
 
 class _Branches(nn.Module):
@@ -243,14 +245,11 @@ def functional() -> list[str]:
     return wrong
 
 
-def batch_norm() -> str:
+def _batch_norm() -> str:
     """Return what PyTorch says to SyncBatchNorm on the CPU."""
-    begin(timeout=timedelta(seconds=50))
     model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     try:
         DistributedDataParallel(model)(torch.ones(2, 4))
     except ValueError as error:
         return str(error)
-    finally:
-        dist.destroy_process_group()
     return ""
