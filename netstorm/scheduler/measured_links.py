@@ -868,7 +868,7 @@ _BELIEVED_S: Final = 300.0
 """
 
 _REPORT_WINDOW_S: Final = 60.0
-"""Nodes' reports of their access lines rest on that much of the past (`pslite.measurement.access_line`)."""
+"""Nodes' reports of their access lines rest on that much of the past (`pslite.link_meter`)."""
 
 
 class _Cap:
