@@ -200,7 +200,7 @@ class Endpoint:
             return
         body = encode_body(instruction.message)
         if isinstance(instruction.message, m.Datagram):
-            session.submit_datagram(body, now)
+            session.submit_datagram(body)
         else:
             session.submit(
                 SendQueueItem(
@@ -333,10 +333,9 @@ class Endpoint:
                 return
         arrival = message, payload, header.payload_crc
         if self._sessions.observer is not None and isinstance(message, m.DataMessage):
-            size = sum(map(len, frames))
             self._sessions.observer.arrived(
                 session.peer,
-                size,
+                sum(map(len, frames)),
                 header.sent_at,
                 self._stamp(),
                 resent=header.resent,
@@ -374,9 +373,7 @@ class Endpoint:
 
     def _end(self, session: Session, reason: str, now: float) -> None:
         """End the session with a peer that does what no correct process does."""
-        session.counters.drop("protocol")
-        text = f"{reason}: the session with it is ended"
-        self._drops.note("protocol", self.process.name_of(session.peer), text, now)
+        self._note("protocol", session, f"{reason}: the session with it is ended", now)
         if session.connection is not None and session.connection < 0:
             self._sessions.refused.append((session.connection, reason))
         session.expel(f"{self.process.name_of(session.peer)} has sent a {reason}", now)
@@ -395,12 +392,11 @@ class Endpoint:
         except NoRoom as error:
             if not session.receiving.ordered:
                 raise
-            session.counters.drop("refused")
-            self._drops.note("refused", self.process.name_of(session.peer), str(error), now)
+            self._note("refused", session, str(error), now)
         except PeerError as error:
-            reason = "authority" if isinstance(error, NotAuthorised) else "refused"
-            session.counters.drop(reason)
-            self._drops.note(reason, self.process.name_of(session.peer), str(error), now)
+            self._note(
+                "authority" if isinstance(error, NotAuthorised) else "refused", session, str(error), now
+            )
 
     def _session_message(
         self, session: Session, message: m.SessionMessage, header: Header, now: float
@@ -634,14 +630,16 @@ class Endpoint:
 
     def _drop(self, reason: str, connection: Connection | None, detail: str, now: float) -> None:
         session = None if connection is None else self._sessions.by_connection.get(connection)
-        if session is None:
-            sender = "a connection without a session"
-            if connection is not None and connection < 0:
-                self._sessions.refused.append((connection, detail))
-        else:
-            session.counters.drop(reason)
-            sender = self.process.name_of(session.peer)
-        self._drops.note(reason, sender, detail, now)
+        if session is not None:
+            self._note(reason, session, detail, now)
+            return
+        if connection is not None and connection < 0:
+            self._sessions.refused.append((connection, detail))
+        self._drops.note(reason, "a connection without a session", detail, now)
+
+    def _note(self, reason: str, session: Session, detail: str, now: float) -> None:
+        session.counters.drop(reason)
+        self._drops.note(reason, self.process.name_of(session.peer), detail, now)
 
 
 def _rerouter_of(machine: object) -> Rerouter | None:

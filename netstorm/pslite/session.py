@@ -234,7 +234,7 @@ class Session(ABC):
             self._since = now  # until now no connection was needed
         self.sending.submit(message)
 
-    def submit_datagram(self, body: bytes, now: float) -> None:
+    def submit_datagram(self, body: bytes) -> None:
         """Send a message that may be lost; without a connection it is dropped."""
         if self.state is SessionState.UP:
             self._datagrams.append(body)

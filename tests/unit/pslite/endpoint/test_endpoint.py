@@ -13,6 +13,7 @@ from netstorm.errors import ProtocolViolation
 from netstorm.lab.testing.recorder import part
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import PROTOCOL_VERSION, SCHEDULER, Peer, encode_body, open_frames, seal
+from netstorm.pslite.link_meter import LinkMeter, MeterOptions
 from netstorm.pslite.machine import Become, Call, NotYet, Send
 from netstorm.pslite.session import Limits
 from netstorm.pslite.van import Connection, Received
@@ -40,10 +41,11 @@ def established():
     return world, here, there, connection
 
 
-class LinkEstimate:
+class LinkEstimate(LinkMeter):
     """Keeps what an endpoint tells its observer."""
 
     def __init__(self):
+        super().__init__(MeterOptions(), now=0.0)
         self.arrivals, self.signals, self.acknowledgements, self.contended = [], [], [], []
 
     may_contend = True
@@ -334,8 +336,8 @@ def test_chunks_that_are_sent_while_other_links_are_busy_say_so(may_contend):
     here, there, elsewhere = world.processes
     for process in (there, elsewhere):
         here.connect(process)
-    here.endpoint.observer = LinkEstimate()
-    here.endpoint.observer.may_contend = may_contend
+    estimate = here.endpoint.observer = LinkEstimate()
+    estimate.may_contend = may_contend
     seen = there.endpoint.observer = LinkEstimate()
     here.send(there, part(0), bytes(100_000))
     world.run(2)
