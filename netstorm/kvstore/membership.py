@@ -754,21 +754,18 @@ class SchedulerOutage:
     """One node's view of a scheduler that it cannot reach.
 
     Attributes:
+        active: the scheduler cannot be reached.
         limit_s: how long to wait for the scheduler; 0: it keeps no log.
         reason: why the last attempt failed.
     """
 
     def __init__(self) -> None:
+        self.active = False
         self.limit_s = 0.0
         self.reason = ""
         self._since = math.inf
         self._try_at = math.inf
         self._kept: list[Send] = []
-
-    @property
-    def active(self) -> bool:
-        """Whether the scheduler cannot be reached."""
-        return self._since < math.inf
 
     def duration_s(self, now: float) -> float:
         """Return for how long the scheduler has been out of reach."""
@@ -779,6 +776,7 @@ class SchedulerOutage:
         self.reason = reason
         self._try_at = now + _RETRY_S if self.active else now
         self._since = min(self._since, now)
+        self.active = True
         self._kept += [send for send in undelivered if isinstance(send.message, ReplicaDigest)]
         del self._kept[:-_MAX_KEPT]
 
@@ -799,7 +797,7 @@ class SchedulerOutage:
 
     def end(self) -> list[Send]:
         """End the outage; return what must be sent again."""
-        self._since = self._try_at = math.inf
+        self.active, self._since, self._try_at = False, math.inf, math.inf
         kept, self._kept = self._kept, []
         return kept
 

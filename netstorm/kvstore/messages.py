@@ -369,15 +369,15 @@ class Sending:
         """
         for peer, receiver in self._receivers.items():
             if rank is None or peer == rank:
-                for one in list(receiver.open.values()):
-                    self._routed.send(peer, one.announcement, one.payload)
+                for opened in list(receiver.open.values()):
+                    self._routed.send(peer, opened.announcement, opened.payload)
 
     def outstanding(self) -> Iterator[SendOperation]:
         """Yield the sends that are not complete."""
         for receiver in self._receivers.values():
-            for one in receiver.open.values():
-                if one.offered is not None:
-                    yield one.offered
+            for opened in receiver.open.values():
+                if opened.offered is not None:
+                    yield opened.offered
 
     def count(self, rank: int) -> int:
         """Return how many messages were sent to a rank."""
@@ -386,13 +386,13 @@ class Sending:
 
     def take_sent(self) -> list[SendOperation]:
         """Remove the sends of which every piece has been sent, and return them."""
-        found = []
+        sent = []
         for receiver in self._receivers.values():
-            for number, one in list(receiver.open.items()):
-                if one.offered is not None and 0 < one.sent == pieces_in(one.described.nbytes):
+            for number, opened in list(receiver.open.items()):
+                if opened.offered is not None and 0 < opened.sent == pieces_in(opened.described.nbytes):
                     del receiver.open[number]
-                    found.append(one.offered)
-        return found
+                    sent.append(opened.offered)
+        return sent
 
     def clear(self) -> None:
         """Drop all sends."""
@@ -404,8 +404,8 @@ class Sending:
     def forget(self, rank: int) -> list[SendOperation]:
         """Begin anew with a rank, whose process is gone; return the sends to it that are not complete."""
         receiver = self._receivers.pop(rank, None)
-        open_ones = () if receiver is None else receiver.open.values()
-        return [found.offered for found in open_ones if found.offered is not None]
+        messages = () if receiver is None else receiver.open.values()
+        return [message.offered for message in messages if message.offered is not None]
 
     def accept(self, rank: int, message: Accept) -> None:
         """Send the pieces that a receiver accepts.
@@ -413,10 +413,10 @@ class Sending:
         Raises:
             ProtocolViolation: of a message that was not offered, or that has fewer pieces.
         """
-        found = self._find(rank, message)
-        if found is None:
+        opened = self._find(rank, message)
+        if opened is None:
             return
-        operation = found.offered
+        operation = opened.offered
         pieces = 0 if operation is None else pieces_in(operation.source.nbytes)
         if operation is None or not (0 < message.pieces <= pieces and message.missing < message.pieces):
             raise ProtocolViolation(
@@ -424,12 +424,12 @@ class Sending:
                 f"{self._rank} has not offered, or which has fewer"
             )
         if message.missing >= 0:
-            found.sent = min(found.sent, message.missing)
-        for piece in range(found.sent, message.pieces):
+            opened.sent = min(opened.sent, message.missing)
+        for piece in range(opened.sent, message.pieces):
             start, end = piece_extent(piece, operation.source.nbytes)
             data = Piece(path=(), hop=0, number=message.number, piece=piece)
             self._routed.send(rank, data, operation.source[start:end])
-        found.sent = max(found.sent, message.pieces)
+        opened.sent = max(opened.sent, message.pieces)
 
     def taken(self, rank: int, message: Taken) -> None:
         """Complete a message that the receiver's program has.
@@ -437,16 +437,16 @@ class Sending:
         Raises:
             ProtocolViolation: of a message that was not sent.
         """
-        found = self._find(rank, message)
-        if found is None:
+        opened = self._find(rank, message)
+        if opened is None:
             return
-        operation = found.offered
-        if operation is not None and found.sent < pieces_in(operation.source.nbytes):
+        operation = opened.offered
+        if operation is not None and opened.sent < pieces_in(operation.source.nbytes):
             raise ProtocolViolation(
                 f"rank {rank} has taken message {message.number}, of which rank {self._rank} has sent only "
-                f"{found.sent} pieces"
+                f"{opened.sent} pieces"
             )
-        self._close(rank, message.number, found)
+        self._close(rank, message.number, opened)
         if operation is not None:
             self._routed.complete(operation.done)
 
@@ -456,20 +456,20 @@ class Sending:
         Raises:
             ProtocolViolation: of a message that was not sent.
         """
-        found = self._find(rank, message)
-        if found is None:
+        opened = self._find(rank, message)
+        if opened is None:
             return
-        self._close(rank, message.number, found)
+        self._close(rank, message.number, opened)
         self._counters.add("sends_rejected")
         error = (
-            mismatch_error(found.described, message.what, message.nbytes)
+            mismatch_error(opened.described, message.what, message.nbytes)
             if message.what
-            else never_received_error(found.described)
+            else never_received_error(opened.described)
         )
-        if found.offered is not None:
-            self._routed.complete(found.offered.done, error)
-        elif found.refused is not None:
-            self._routed.complete(found.refused, error)
+        if opened.offered is not None:
+            self._routed.complete(opened.offered.done, error)
+        elif opened.refused is not None:
+            self._routed.complete(opened.refused, error)
         else:
             _log.error("%s", error)
 
@@ -483,16 +483,16 @@ class Sending:
                 f"{type(message).__name__} of message {message.number} from rank {rank}, to which rank "
                 f"{self._rank} has sent {self.count(rank)} messages"
             )
-        found = receiver.open.get(message.number)
-        if found is None:
+        opened = receiver.open.get(message.number)
+        if opened is None:
             self._counters.add("messages_known_before")
-        return found
+        return opened
 
-    def _close(self, rank: int, number: int, found: _OpenMessage) -> None:
+    def _close(self, rank: int, number: int, opened: _OpenMessage) -> None:
         receiver = self._receivers[rank]
         del receiver.open[number]
-        if found.offered is None:
-            receiver.waiting_bytes -= charge(found.described.nbytes)
+        if opened.offered is None:
+            receiver.waiting_bytes -= charge(opened.described.nbytes)
 
 
 # The receiving side: messages are matched with receives, and written where the receives say. Pure.

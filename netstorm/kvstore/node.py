@@ -442,7 +442,8 @@ class GeneralNode:
 
     def tick(self, now: float) -> None:
         """Send what is due, and check deadlines."""
-        self._contribute_zeros(now)
+        if self.state is NodeState.FINISHING:
+            self._contribute_zeros(now)
         self._flush()
         if self.has_ended:
             return
@@ -463,7 +464,7 @@ class GeneralNode:
         """Return when something is due."""
         if self.has_ended:
             return math.inf
-        if self._zeros_are_due():
+        if self.state is NodeState.FINISHING and self._zeros_are_due():
             return 0.0
         due = min(self.scheduler.next_deadline(), self._next_check, self._detours.next_trial())
         if self.joined is not None:
@@ -553,10 +554,8 @@ class GeneralNode:
                 self._outbox.send_to_scheduler(announcement)
 
     def _zeros_are_due(self) -> bool:
-        """Return whether `_contribute_zeros` has something to do."""
-        return (
-            self.state is NodeState.FINISHING and bool(self._zeros.pending) and bool(self.roster.unfinished())
-        )
+        """Return whether `_contribute_zeros` has something to do, on a node that finishes."""
+        return bool(self._zeros.pending) and bool(self.roster.unfinished())
 
     def _contribute_zeros(self, now: float) -> None:
         """Contribute zeros to the other ranks' rounds, if NETSTORM_UNEVEN=join: the program has ended."""
@@ -1026,16 +1025,20 @@ class JoinedNode:
         if self.routes.has_news:
             self._receive_held(now)
         self.aggregation.tick(now)
-        self.asynchronous.tick(now)
-        self.state.tick(now)
-        if self.state.report_due(now):
-            self.state.report(self.aggregation.views.received(), now)
+        if self._roster.elastic:  # blocks change owners, and newcomers get the state, in no other job
+            self.asynchronous.tick(now)
+            self.state.tick(now)
+            if self.state.report_due(now):
+                self.state.report(self.aggregation.views.received(), now)
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
         if self.routes.has_news:
             return -math.inf
-        return min(self.aggregation.next_tick(), self.asynchronous.next_tick(), self.state.next_tick())
+        due = self.aggregation.next_tick()
+        return (
+            min(due, self.asynchronous.next_tick(), self.state.next_tick()) if self._roster.elastic else due
+        )
 
     def fail_all(self, error: NetStormError) -> None:
         """Fail every operation, now and later."""

@@ -258,7 +258,7 @@ class Asynchronous:
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        return math.inf if self._failure is not None else self._serving.handover.next_tick()
+        return self._serving.handover.next_tick()
 
     def fail_all(self, error: NetStormError) -> None:
         """Fail every operation, now and later."""

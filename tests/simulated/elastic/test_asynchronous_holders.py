@@ -202,7 +202,7 @@ def test_a_replica_that_confirms_nothing_is_named_by_whoever_waits():
     job.push(range(NODES))
     mute = job.serving(2)
     send = mute._routed.send
-    mute._routed.send = lambda to, message, payload: (
+    mute._routed.send = lambda to, message, payload=None: (
         isinstance(message, CopyKept) or send(to, message, payload)
     )
     pending = [job.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in (0, 1, 3)]
