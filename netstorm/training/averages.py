@@ -8,6 +8,8 @@ next change.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
@@ -17,7 +19,14 @@ from netstorm.compression.codec import Floats, Rounds, State
 from netstorm.kvstore.forms import Array
 from netstorm.kvstore.operations import Operation
 
-__all__ = ["Changes", "CountedSum", "divide_by_contributors", "divide_parts", "forget_the_past"]
+__all__ = [
+    "Changes",
+    "CountedSum",
+    "divide_by_contributors",
+    "divide_parts",
+    "forget_the_past",
+    "in_all_parts",
+]
 
 _OF_THE_PAST: Final = ("residual", "velocity")
 """What codecs keep of earlier gradients (`State`)."""
@@ -77,6 +86,11 @@ def divide_parts(values: Floats, total: CountedSum, count: int | None = None) ->
     """Make a sum the average of the ranks in it, part by part, or of `count` ranks, in place."""
     for elements, contributors in total.counted(len(values)):
         values[elements] /= np.float32(count or max(1, contributors.bit_count()))
+
+
+def in_all_parts(parts: Iterable[int]) -> int:
+    """Return the bit set of the ranks that are in all parts of a result, given those of each part."""
+    return max(functools.reduce(operator.and_, parts, -1), 0)
 
 
 def forget_the_past(state: State) -> None:

@@ -32,7 +32,7 @@ from netstorm.frontends.mxnet.arrays import (
 )
 from netstorm.frontends.mxnet.checkpoint import SavedEntry
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.elastic import Get, Set, StoreRoundResults
+from netstorm.frontends.mxnet.elastic import Get, Set
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.entries import (
     Entry,
@@ -54,6 +54,7 @@ from netstorm.kvstore.operations import UNBOUNDED, Done, PullOperation, Pushes, 
 from netstorm.kvstore.process.elastic import Newcomer, SavingRank, collect_from_owners, wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime, describe_compression, runtime_of_this_process
 from netstorm.protocol.codecs import QUANTISED, ROW_SPARSE
+from netstorm.training.round_results import StoreRoundResults
 from netstorm.training.rule_states import decoded_state, joined
 
 __all__ = [

@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from netstorm import clock
 from netstorm.checkpoint.format import NumpyTensors, pack, unpack
-from netstorm.compression.sparse import Rows
 from netstorm.errors import UsageError, WaitTimeout
 from netstorm.frontends.mxnet.arrays import StagingBuffer, memory_of, rows_of
 from netstorm.frontends.mxnet.checkpoint import (
@@ -37,20 +35,18 @@ from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.calls import Agreed
 from netstorm.kvstore.forms import Array, Key
-from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.elastic import wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.state_transfer import StateSnapshot
-from netstorm.protocol.frames import checksum, ranks_in
+from netstorm.protocol.frames import checksum
+from netstorm.training.round_results import StoreRoundResults
 
 __all__ = [
     "ElasticEntry",
     "ElasticJob",
-    "FollowedEntry",
     "Get",
     "Group",
     "Set",
-    "StoreRoundResults",
     "copy_behind",
     "trainer_state",
     "with_copies",
@@ -349,84 +345,6 @@ def _counts(
         "rescale_grad": None if optimizer is None else optimizer.rescale_grad,
         "rule": "" if rule is None else rule.origin,
     }
-
-
-# What an elastic store makes of each round's result: who is in it, and sums as of the full world.
-
-
-class FollowedEntry(Protocol):
-    """One key of a store."""
-
-    contributors: int
-
-
-class StoreRoundResults:
-    """The results of one store's rounds. Called on the I/O thread, before the script sees the result."""
-
-    def __init__(self, world: int, *, rescales: bool) -> None:
-        """Begin.
-
-        Args:
-            world: the number of ranks whose sums the script expects.
-            rescales: sums of floats are scaled to that many contributors.
-        """
-        self._world: Final = world
-        self._rescales: Final = rescales
-        self.fingerprint: Final = f" rescaled to {world}" if rescales else ""
-        """Part of the fingerprint of a round: all ranks must scale alike."""
-
-    def follow(self, operation: Operation, entry: FollowedEntry) -> None:
-        """Look at the result of an operation before its `done` is called."""
-        done = operation.done
-
-        def ended(error: Exception | None) -> None:
-            if error is None:
-                self._rescale(operation)
-                entry.contributors = _in_all_chunks(operation)
-            done(error)
-
-        operation.done = ended
-
-    def follow_sum(self, total: npt.NDArray[np.float32], contributors: int, entry: FollowedEntry) -> None:
-        """Look at a sum that a codec has made, on a thread that computes.
-
-        Args:
-            total: flat; it may be scaled.
-            contributors: bit set of the ranks that are in all of it.
-            entry: whose sum it is.
-        """
-        count = contributors.bit_count()
-        if self._rescales and count not in (0, self._world):
-            total *= np.float32(self._world / count)
-        entry.contributors = max(contributors, 0)
-
-    def _rescale(self, operation: Operation) -> None:
-        destination, key = operation.destination, operation.key
-        if not self._rescales or operation.from_lowest or not np.issubdtype(key.dtype, np.floating):
-            return
-        bounds = key.layout_of(operation.form).bounds
-        for contributors, chunks in operation.contributors.items():
-            count = contributors.bit_count()
-            if count in (0, self._world):
-                continue
-            factor = key.dtype.type(self._world / count)
-            if isinstance(destination, list):  # rows of the chunks that have some: views of what was received
-                length = max(1, int(np.prod(key.spec.shape[1:], dtype=np.int64)))
-                firsts = {-(-bounds[chunk][0] // length) for chunk in ranks_in(chunks)}
-                for place, (first, rows) in enumerate(destination):
-                    if first in firsts:
-                        destination[place] = (first, Rows(rows.numbers, rows.values * factor))
-            elif isinstance(destination, np.ndarray):
-                for chunk in ranks_in(chunks):
-                    begin, end = bounds[chunk]
-                    destination[begin:end] *= factor
-
-
-def _in_all_chunks(operation: Operation) -> int:
-    found = -1
-    for contributors in operation.contributors:
-        found &= contributors
-    return max(found, 0)
 
 
 # Copies of arrays as they are after all that is queued now; a thread makes them, and the script goes on.

@@ -27,7 +27,6 @@ from netstorm.frontends.mxnet.arrays import (
     rows_of,
 )
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.elastic import StoreRoundResults
 from netstorm.frontends.mxnet.engine import RUNS_INLINE, Completion, NDArray, Operands, push_async, push_on
 from netstorm.frontends.mxnet.updates import CalledUpdater, DeferredUpdate, UpdatedArrays
 from netstorm.kvstore.calls import Agreed, EncodedSum, TensorKeys, encoded_keys
@@ -36,6 +35,7 @@ from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime, describe_compression
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.messages import LossTerms
+from netstorm.training.round_results import StoreRoundResults
 
 __all__ = [
     "Entry",

@@ -9,7 +9,7 @@ as `kvstore`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
@@ -40,7 +40,7 @@ from netstorm.kvstore.operations import UNBOUNDED, Done, Operation
 from netstorm.kvstore.process.elastic import StepPacer
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.protocol.codecs import COLLECTIVE
-from netstorm.training.averages import Changes, divide_by_contributors, forget_the_past
+from netstorm.training.averages import Changes, divide_by_contributors, forget_the_past, in_all_parts
 from netstorm.training.periods import Average, Paced, Periodic, Periods, StepSchedule
 
 __all__ = ["HFA", "ESync", "LocalSGD", "MixedSync"]
@@ -209,7 +209,7 @@ class LocalEntry(Entry):
         def begin(memory: Memory, done: Done) -> None:
             def divide() -> None:
                 divide_by_contributors(operation, memory)
-                self._note_contributors(operation.contributors)
+                self.contributors = in_all_parts(operation.contributors)
                 done(None)
 
             operation.source = operation.destination = memory
@@ -229,7 +229,7 @@ class LocalEntry(Entry):
             def rounds() -> Rounds:
                 yield from changes.rounds(memory, total, lambda change: encoded.rounds(change, total, None))
                 counted = [ranks for _, ranks in total.counted(len(memory))]
-                self._note_contributors(counted)
+                self.contributors = in_all_parts(counted)
                 if not any(ranks >> rank & 1 for ranks in counted):
                     forget_the_past(state)
 
@@ -352,13 +352,6 @@ class LocalEntry(Entry):
         if self._sums is None:
             self._sums = site_sums(self._runtime, self.key, sites)
         return self._sums
-
-    def _note_contributors(self, parts: Iterable[int]) -> None:
-        """Record who is in all parts of an average."""
-        found = -1
-        for ranks in parts:
-            found &= ranks
-        self.contributors = max(found, 0)
 
 
 _ignore: Final[Done] = lambda _: None  # noqa: E731 -- replaced before the operation is submitted

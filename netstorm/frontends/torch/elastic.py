@@ -19,9 +19,7 @@ import copy
 import importlib
 import logging
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final, TypeAlias, cast
 
@@ -48,15 +46,15 @@ from netstorm.kvstore.process.elastic import ElasticJobState
 from netstorm.kvstore.process.runtime import before_finish, runtime_of_this_process
 from netstorm.protocol.frames import ranks_in
 from netstorm.settings import Settings, foreign_variable
+from netstorm.training.samplers import Permutation, SampleShares
+from netstorm.training.votes import Vote, count_votes
 
 __all__ = [
     "ElasticSampler",
     "ElasticState",
     "StateEntries",
-    "Vote",
     "average_hook",
     "contributors",
-    "count",
     "data_parallel",
     "group_of_all_ranks",
     "init_process_group",
@@ -258,11 +256,8 @@ def average_hook(process_group: dist.ProcessGroup | None, bucket: GradBucket) ->
     return cast("Average", work.get_future().then(averaged))
 
 
-# Which samples each rank trains on while ranks come and go: shares of a permutation that all know.
-
-
-class ElasticSampler:
-    """Gives each rank its batches, in an order that all ranks know.
+class ElasticSampler(SampleShares):
+    """Gives each rank its batches, in an order that all ranks know: that of PyTorch's generator.
 
     Every epoch has a permutation of all samples. Each rank that contributed to the last step gets the next
     `batch_size` of them. All ranks agree on who did, so no sample is given twice, and the position is the
@@ -288,81 +283,11 @@ class ElasticSampler:
         position: samples of this epoch that were given to any rank.
     """
 
-    def __init__(
-        self, length: int, batch_size: int, *, seed: int = 0, shuffle: bool = True, catch_up_size: int = 2
-    ) -> None:
-        if length < 1 or batch_size < 1 or catch_up_size < 1:
-            raise UsageError(
-                f"ElasticSampler({length}, {batch_size}, catch_up_size={catch_up_size}): expected at least "
-                "one sample, and one a batch"
-            )
-        self.epoch = 0
-        self.position = 0
-        self._length: Final = length
-        self._batch_size: Final = batch_size
-        self._seed: Final = seed
-        self._shuffle: Final = shuffle
-        self._catch_up_size: Final = min(catch_up_size, batch_size)
-        self._size = batch_size
-        self._rank = 0
-        self._ranks: tuple[int, ...] = (0,)
-        self._order: tuple[int, torch.Tensor] | None = None
-        """An epoch, and its permutation."""
-
-    def set_ranks(self, rank: int, ranks: tuple[int, ...], *, counts: bool = True) -> None:
-        """Share the next batches among `ranks`. `ElasticState` calls it before each step.
-
-        Args:
-            rank: this process's.
-            ranks: those that contributed to the last step, ascending: the same at all ranks.
-            counts: this rank contributes to the next step, as far as it knows.
-        """
-        self._rank, self._ranks = rank, ranks
-        self._size = self._batch_size if counts else self._catch_up_size
-
-    def take(self) -> list[int]:
-        """Return this rank's next batch: numbers of samples."""
-        together = self._batch_size * len(self._ranks)
-        if self.position and self.position + together > self._length:
-            self.epoch, self.position = self.epoch + 1, 0
-        place = self._ranks.index(self._rank) if self._rank in self._ranks else self._rank % len(self._ranks)
-        begin = self.position + place * self._batch_size
-        self.position += together
-        # With fewer samples than the ranks take together, some are given twice.
-        chosen = torch.arange(begin, begin + self._size) % self._length
-        found: list[int] = self._permutation()[chosen].tolist()
-        return found
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield this rank's batches, without end."""
-        while True:
-            yield self.take()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position, which is the same at all ranks."""
-        return {"epoch": self.epoch, "position": self.position, "length": self._length}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position.
-
-        Raises:
-            UsageError: it is one among another number of samples.
-        """
-        if state["length"] != self._length:
-            raise UsageError(
-                f"a position among {state['length']} samples, and this sampler has {self._length}: all ranks "
-                "must have the same samples"
-            )
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
-
-    def _permutation(self) -> torch.Tensor:
-        if self._order is None or self._order[0] != self.epoch:
-            generator = torch.Generator().manual_seed(self._seed + self.epoch)
-            order = torch.arange(self._length)
-            if self._shuffle:
-                order = torch.randperm(self._length, generator=generator)
-            self._order = (self.epoch, order)
-        return self._order[1]
+    def _permutation(self, seed: int) -> Permutation:
+        order: Permutation = torch.randperm(
+            self._length, generator=torch.Generator().manual_seed(seed)
+        ).numpy()
+        return order
 
 
 # What an `ElasticState` holds: objects with state dictionaries, and plain values.
@@ -442,37 +367,6 @@ def _has_state(entry: object) -> bool:
     return callable(getattr(entry, "state_dict", None))
 
 
-# The vote on the job's state: each rank gives a digest of its own, and the majority is right. Pure.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vote:
-    """What was voted."""
-
-    digest: int
-    """That of most ranks; of several, the one that the lowest rank has."""
-    source: int
-    """The lowest rank that has it."""
-    differing: tuple[int, ...]
-    """Ranks that have another one."""
-
-
-def count(digests: Mapping[int, int]) -> Vote:
-    """Count the digests of some ranks."""
-    votes = Counter(digests.values())
-    lowest = {digest: min(_holders(digests, digest)) for digest in votes}
-    right = min(votes, key=lambda digest: (-votes[digest], lowest[digest]))
-    return Vote(
-        digest=right,
-        source=lowest[right],
-        differing=tuple(sorted(rank for rank, digest in digests.items() if digest != right)),
-    )
-
-
-def _holders(digests: Mapping[int, int], digest: int) -> Iterable[int]:
-    return (rank for rank, other in digests.items() if other == digest)
-
-
 # All ranks compare digests of their states; those that differ take over that of most.
 
 _log = logging.getLogger(__name__)
@@ -512,7 +406,7 @@ class StateAgreement:
         for _ in range(self._member.size):
             mine = digest(self._entries.compared(), self._tensors)
             digests = self._exchange(mine)
-            vote = count(digests)
+            vote = count_votes(digests)
             if not vote.differing:
                 if mine != vote.digest:  # it has just joined, so it has no vote
                     raise Disagreement(

@@ -774,11 +774,14 @@ class LocalSGD(StepHook):
         self._average(self._ranks)
 
     def _average(self, ranks: Ranks) -> None:
-        exchanges = [
-            OuterAverage(OuterFloat32(), flat.read().to(accumulator_type(flat.dtype)), ranks)
-            for flat in self._flat
-        ]
-        averages = [exchange.finish() for exchange in exchanges]
+        exchanges = [OuterAverage(OuterFloat32(), values, ranks) for values in self._wide_values()]
+        self._take([exchange.finish() for exchange in exchanges])
+
+    def _wide_values(self) -> list[torch.Tensor]:
+        """Return this rank's parameters in the types that they are summed in."""
+        return [flat.read().to(accumulator_type(flat.dtype)) for flat in self._flat]
+
+    def _take(self, averages: Sequence[torch.Tensor]) -> None:
         check_finite(averages, "the average of the model", self._flat)
         for flat, average in zip(self._flat, averages, strict=True):
             flat.write(average)
@@ -886,23 +889,19 @@ class HFA(LocalSGD):
         if isinstance(self._of_site, ProcessGroupRanks):
             self._average(self._of_site)
             return
-        averages = [flat.read().to(accumulator_type(flat.dtype)) for flat in self._flat]
+        averages = self._wide_values()
         self._of_site.average(averages)
-        check_finite(averages, "the average of the model", self._flat)
-        for flat, average in zip(self._flat, averages, strict=True):
-            flat.write(average)
+        self._take(averages)
 
     def sync(self) -> None:
         """Average over all ranks now; all must call it at the same step."""
         if self._elastic is not None:
             super().sync()
             return
-        averages = [flat.read().to(accumulator_type(flat.dtype)) for flat in self._flat]
+        averages = self._wide_values()
         for average in averages:
             hierarchical_all_reduce(average, self._mesh, dist.ReduceOp.AVG)
-        check_finite(averages, "the average of the model", self._flat)
-        for flat, average in zip(self._flat, averages, strict=True):
-            flat.write(average)
+        self._take(averages)
 
     def _settings(self) -> Settings:
         return {**super()._settings(), "k2": self._periods.k2}

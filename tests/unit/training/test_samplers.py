@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from itertools import chain
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
-
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.elastic import ElasticSampler
+from netstorm.training.samplers import SampleShares
 
 
-def samplers(ranks: tuple[int, ...], length: int, batch_size: int, **options: bool) -> list[ElasticSampler]:
-    found = [ElasticSampler(length, batch_size, seed=3, **options) for _ in ranks]
+def samplers(ranks: tuple[int, ...], length: int, batch_size: int, **options: bool) -> list[SampleShares]:
+    found = [SampleShares(length, batch_size, seed=3, **options) for _ in ranks]
     share(found, ranks, ranks)
     return found
 
 
-def share(found: list[ElasticSampler], ranks: tuple[int, ...], among: tuple[int, ...]) -> None:
+def share(found: list[SampleShares], ranks: tuple[int, ...], among: tuple[int, ...]) -> None:
     for rank, sampler in zip(ranks, found, strict=True):
         sampler.set_ranks(rank, among)
 
@@ -38,7 +37,7 @@ def test_no_sample_is_given_twice_when_ranks_leave_and_join() -> None:
     taken = [sampler.take() for sampler in found]
     share(found, (0, 1, 2), (0, 2))
     taken += [found[0].take(), found[2].take()]
-    newcomer = ElasticSampler(100, 4, seed=3)
+    newcomer = SampleShares(100, 4, seed=3)
     newcomer.load_state_dict(found[0].state_dict())
     share([found[0], found[2], newcomer], (0, 2, 7), (0, 2, 7))
     taken += [sampler.take() for sampler in (found[0], found[2], newcomer)]
@@ -49,7 +48,7 @@ def test_no_sample_is_given_twice_when_ranks_leave_and_join() -> None:
 
 def test_a_rank_that_has_no_share_yet_moves_on_as_the_others_do() -> None:
     found = samplers((0, 1), 40, 5)
-    newcomer = ElasticSampler(40, 5, seed=3)
+    newcomer = SampleShares(40, 5, seed=3)
     newcomer.set_ranks(3, (0, 1))
     assert newcomer.take() == [sampler.take() for sampler in found][1]
     assert newcomer.state_dict() == found[0].state_dict()
@@ -57,7 +56,7 @@ def test_a_rank_that_has_no_share_yet_moves_on_as_the_others_do() -> None:
 
 def test_a_rank_that_catches_up_gets_small_batches_and_moves_on_as_the_others_do() -> None:
     found = samplers((0, 1), 40, 5)
-    newcomer = ElasticSampler(40, 5, seed=3)
+    newcomer = SampleShares(40, 5, seed=3)
     newcomer.set_ranks(3, (0, 1), counts=False)
     assert newcomer.take() == [sampler.take() for sampler in found][1][:2]
     newcomer.set_ranks(3, (0, 1), counts=True)
@@ -80,6 +79,13 @@ def test_it_is_a_batch_sampler_without_end() -> None:
 
 def test_a_position_among_other_samples_is_refused() -> None:
     with pytest.raises(UsageError, match="among 5 samples, and this sampler has 4"):
-        ElasticSampler(4, 1).load_state_dict(ElasticSampler(5, 1).state_dict())
+        SampleShares(4, 1).load_state_dict(SampleShares(5, 1).state_dict())
     with pytest.raises(UsageError, match="at least one sample"):
-        ElasticSampler(0, 1)
+        SampleShares(0, 1)
+
+
+def test_pytorchs_sampler_keeps_to_pytorchs_permutations_which_earlier_jobs_had() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    elastic = importlib.import_module("netstorm.frontends.torch.elastic")
+    expected = torch.randperm(40, generator=torch.Generator().manual_seed(3)).tolist()
+    assert elastic.ElasticSampler(40, 5, seed=3).take() == expected[:5]

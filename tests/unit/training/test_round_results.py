@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from netstorm.compression.sparse import Rows
-from netstorm.frontends.mxnet.elastic import StoreRoundResults
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
 from netstorm.protocol.codecs import ROW_SPARSE
 from netstorm.protocol.messages import KeyGrant
+from netstorm.training.round_results import StoreRoundResults
 
 
 @dataclass
