@@ -230,7 +230,7 @@ class GeneralNode:
         error: NetStormError | None = life.scheduler.try_reconnect(self._scheduler_messages.resume, now)
         if error is not None:
             life.fail(error)
-        if life.joined is not None:
+        if life.joined is not None and life.detours.failed:
             life.joined.neighbours.retry_failed_links(now)
         self._send_heartbeat(now)
         error = self._deadlines.expired(now)
@@ -244,7 +244,9 @@ class GeneralNode:
             return math.inf
         if self._progress.has_announcements() or self._progress.zeros_are_due():
             return 0.0
-        due = min(life.scheduler.next_deadline(), self._deadlines.next_deadline(), life.detours.next_trial())
+        due = min(life.scheduler.next_deadline(), self._deadlines.next_deadline())
+        if life.detours.failed:
+            due = min(due, life.detours.next_trial())
         if life.joined is not None:
             due = min(due, life.joined.next_tick())
         if self.meter is not None:
@@ -270,7 +272,7 @@ class GeneralNode:
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
         taken = self._life.outbox.take()
-        if not taken or not self._life.detours:
+        if not taken or not self._life.detours.failed:
             return taken
         return self._life.detours.route(self.rank, taken)
 
@@ -684,7 +686,7 @@ class Lifecycle:
         self.state = NodeState.OVER
         self.outbox.send_to_scheduler(m.Leave())
         for member in self.roster.others():
-            failed = member.rank in self.detours
+            failed = member.rank in self.detours.failed
             self.outbox.add(Disconnect(peer=Peer(member.rank), at_once=failed))
         self.outbox.add(Disconnect(peer=SCHEDULER))
         self.outbox.complete_all(self._waiting_to_finish, None)
@@ -898,7 +900,7 @@ class Neighbours:
         """Answer a trial of a link; an answer means that the link works again."""
         if not trial.answer:
             self._outbox.add(Send(peer=peer, message=m.LinkTrial(answer=True), back=True))
-        elif int(peer) in self._detours:
+        elif int(peer) in self._detours.failed:
             _log.warning("the link to %s works again", self._roster.describe(int(peer)))
             self._outbox.add_all(self._detours.restored(int(peer)))
             self._roster.clear_suspicion(int(peer))
@@ -1272,7 +1274,7 @@ class SchedulerMessages:
             begun=aggregation.topology_requests.recent(),
             barriers=life.barriers.waiting_numbers(),
             last_rounds=life.registration.last_rounds() if life.state is NodeState.FINISHING else None,
-            suspected=life.detours.failed_targets(),
+            suspected=tuple(life.detours.failed),
             moved=aggregation.takeover.all_announcements(),
             view=self._views.number,
             job=job_report(life) if life.scheduler.tries_another else None,
