@@ -405,7 +405,7 @@ class GeneralNode:
             begun=aggregation.topology_requests.recent(),
             barriers=self._barriers.waiting_numbers(),
             last_rounds=self._registration.last_rounds() if self.state is NodeState.FINISHING else None,
-            suspected=self._detours.failed_targets(),
+            suspected=tuple(self._detours.failed),
             moved=aggregation.takeover.all_announcements(),
             view=self._view,
             job=self._job_report() if self.scheduler.tries_another else None,
@@ -453,7 +453,7 @@ class GeneralNode:
         error: NetStormError | None = self.scheduler.try_reconnect(self._resume, now)
         if error is not None:
             self._fail(error)
-        if self.joined is not None:
+        if self.joined is not None and self._detours.failed:
             self.joined.retry_failed_links(now)
         self._send_heartbeat(now)
         error = self._expired(now)
@@ -466,7 +466,9 @@ class GeneralNode:
             return math.inf
         if self.state is NodeState.FINISHING and self._zeros_are_due():
             return 0.0
-        due = min(self.scheduler.next_deadline(), self._next_check, self._detours.next_trial())
+        due = min(self.scheduler.next_deadline(), self._next_check)
+        if self._detours.failed:
+            due = min(due, self._detours.next_trial())
         if self.joined is not None:
             if self._registration.unsent or self.joined.has_announcements():
                 return 0.0
@@ -577,7 +579,7 @@ class GeneralNode:
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
         taken = self._outbox.take()
-        if not taken or not self._detours:
+        if not taken or not self._detours.failed:
             return taken
         return self._detours.route(self.rank, taken)
 
@@ -739,7 +741,7 @@ class GeneralNode:
         self.state = NodeState.OVER
         self._outbox.send_to_scheduler(m.Leave())
         for member in self.roster.others():
-            failed = member.rank in self._detours
+            failed = member.rank in self._detours.failed
             self._outbox.add(Disconnect(peer=Peer(member.rank), at_once=failed))
         self._outbox.add(Disconnect(peer=SCHEDULER))
         self._outbox.complete_all(self._waiting_to_finish, None)
@@ -1140,7 +1142,7 @@ class JoinedNode:
         """Answer a trial of a link; an answer means that the link works again."""
         if not trial.answer:
             self._outbox.add(Send(peer=peer, message=m.LinkTrial(answer=True), back=True))
-        elif int(peer) in self._detours:
+        elif int(peer) in self._detours.failed:
             _log.warning("the link to %s works again", self._roster.describe(int(peer)))
             self._outbox.add_all(self._detours.restored(int(peer)))
             self._roster.clear_suspicion(int(peer))

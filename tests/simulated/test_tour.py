@@ -67,10 +67,10 @@ def test_a_measured_rate_goes_the_way_of_the_tour():
     ).join()
     while cluster.now < 2.0:
         cluster.allreduce("w", [gradient] * 3)
-    policies = cluster.scheduler.machine.policies
-    first = policies.in_force.version
+    machine = cluster.scheduler.machine
+    first = machine.policy.version
     with followed("rate", cluster):
-        while policies.in_force.version == first:
+        while machine.policy.version == first:
             assert cluster.now < 30.0, "no policy has followed the change"
             cluster.allreduce("w", [gradient] * 3)
         cluster.allreduce("w", [gradient] * 3)

@@ -346,30 +346,27 @@ class _FailedLink:
 
 
 class Detours:
-    """The failed links of one node."""
+    """The failed links of one node.
+
+    Attributes:
+        avoided: (source, target) of all failed links that the scheduler has announced.
+        failed: those out of this node, by target.
+    """
 
     def __init__(self, counters: Counters, retry_s: float) -> None:
         """Begin with all links working; try failed ones every `retry_s`."""
         self.avoided: Collection[tuple[int, int]] = frozenset()
-        """(source, target) of all failed links that the scheduler has announced."""
         self._counters: Final = counters
         self._retry_s: Final = retry_s
-        self._failed: Final[dict[int, _FailedLink]] = {}
-        """By target."""
-
-    def __bool__(self) -> bool:
-        return bool(self._failed)
-
-    def __contains__(self, target: int) -> bool:
-        return target in self._failed
+        self.failed: Final[dict[int, _FailedLink]] = {}
 
     def record_failure(self, target: int, now: float) -> bool:
         """Record that a link has failed, or a trial of it; return whether the link worked before."""
-        found = self._failed.get(target)
+        found = self.failed.get(target)
         if found is not None:
             found.try_at = now + self._retry_s
             return False
-        self._failed[target] = _FailedLink(try_at=now)
+        self.failed[target] = _FailedLink(try_at=now)
         self._counters.add("links_failed")
         return True
 
@@ -381,39 +378,35 @@ class Detours:
         self.avoided = frozenset((link.source, link.target) for link in message.links)
         found = []
         for link in message.links:
-            if link.source == rank and link.target in self._failed:
-                self._failed[link.target].detour = link.way
+            if link.source == rank and link.target in self.failed:
+                self.failed[link.target].detour = link.way
                 found.append((link.target, link.way))
         return found
 
     def restored(self, target: int) -> list[Send]:
         """Record that a link works again; return what waited for it."""
         self._counters.add("links_restored")
-        return self._failed.pop(target).waiting
+        return self.failed.pop(target).waiting
 
     def release(self, target: int) -> list[Send]:
         """Return what waits for a link, which then waits no more."""
-        link = self._failed[target]
+        link = self.failed[target]
         released, link.waiting = link.waiting, []
         return released
 
     def forget(self, target: int) -> None:
         """Drop what waits for a rank that is in the job no more."""
-        self._failed.pop(target, None)
-
-    def failed_targets(self) -> tuple[int, ...]:
-        """Return the ranks to which links have failed."""
-        return tuple(self._failed)
+        self.failed.pop(target, None)
 
     def next_trial(self) -> float:
         """Return when the next trial is due."""
-        return min((link.try_at for link in self._failed.values()), default=math.inf)
+        return min((link.try_at for link in self.failed.values()), default=math.inf)
 
     def due_trials(self, now: float) -> list[int]:
         """Return the targets to which links are to be tried now; they count as tried."""
-        found = [target for target, link in self._failed.items() if link.try_at <= now]
+        found = [target for target, link in self.failed.items() if link.try_at <= now]
         for target in found:
-            self._failed[target].try_at = math.inf
+            self.failed[target].try_at = math.inf
         return found
 
     def route(self, rank: int, instructions: Iterable[Instruction]) -> list[Instruction]:
@@ -431,8 +424,8 @@ class Detours:
         return found
 
     def _routed(self, rank: int, send: Send) -> Send | None:
-        for _ in range(len(self._failed) + 1):
-            link = self._failed.get(int(send.peer))
+        for _ in range(len(self.failed) + 1):
+            link = self.failed.get(int(send.peer))
             if link is None:
                 return send
             if not link.detour:
@@ -442,13 +435,13 @@ class Detours:
             if not isinstance(part, Part):
                 self._counters.add("parts_around_failed_links")
                 send = reroute_message(send, rank, link.detour)
-            elif part.is_aux and part.path[0] == rank and part.path[-1] not in self._failed:
+            elif part.is_aux and part.path[0] == rank and part.path[-1] not in self.failed:
                 send = without_detour(send)  # an auxiliary path, while the link to its end works
             else:
                 self._counters.add("parts_around_failed_links")
                 send = reroute_part(send, rank, link.detour)
         # Detours that lead over one another's links: the scheduler soon corrects them.
-        self._failed[int(send.peer)].waiting.append(send)
+        self.failed[int(send.peer)].waiting.append(send)
         return None
 
 
