@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.integration.options import run_all
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Bytes = NDArray[np.uint8]
 ROOT = Path(__file__).parents[2]

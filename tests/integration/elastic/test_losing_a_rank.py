@@ -1,4 +1,4 @@
-"""Scripts that know nothing of elastic jobs go on when a rank dies: MXNet's idioms, and our examples."""
+"""Scripts that know nothing of elastic jobs go on when a rank dies: idioms of MXNet, examples of all ways."""
 
 from __future__ import annotations
 

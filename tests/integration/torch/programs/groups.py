@@ -108,9 +108,8 @@ def beside_a_pair() -> str:
 def one_after_the_other() -> dict[str, list[Any]]:
     """Have three ranks do what follows, in one job; return what each of them returns."""
     rank, size = begin()
-    found: dict[str, list[Any]] = {
-        each.__name__: each(rank, size) for each in (messages, message_mismatch, monitored_barriers)
-    }
+    calls = (messages, message_mismatch, monitored_barriers)
+    found: dict[str, list[Any]] = {call.__name__: call(rank, size) for call in calls}
     found["same_name_again"] = _same_name_again(rank)
     dist.destroy_process_group()
     return found

@@ -1,3 +1,5 @@
+"""How a job ends, and what is told about its members."""
+
 from __future__ import annotations
 
 import signal
@@ -6,7 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.cli.launch.shutdown import SCHEDULER, Abandon, Explain, Member, Report, SendSignal, Shutdown
+from netstorm.cli.launch.shutdown import (
+    SCHEDULER,
+    Abandon,
+    Explain,
+    Member,
+    Report,
+    SendSignal,
+    Shutdown,
+    in_words,
+    outcome,
+)
+
+# -------------------------------------------------------------------------------------------------- shutdown
+
 
 GRACE_S = 10.0
 FAILURE_TIMEOUT_S = 20.0
@@ -344,3 +359,34 @@ def test_once_the_job_has_begun_the_others_have_the_usual_time():
     shutdown.begun()
     shutdown.exited(Member(1), 1, 0.0)
     assert shutdown.deadline == FAILURE_TIMEOUT_S
+
+
+# --------------------------------------------------------------------------------------------------- members
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([2], "rank 2"),
+        ([1, 0], "ranks 0, 1"),
+        ([0, 1, 2, 5, 7, 8], "ranks 0-2, 5, 7, 8"),
+        ([SCHEDULER], "the scheduler"),
+        ([SCHEDULER, 3], "rank 3 and the scheduler"),
+    ],
+)
+def test_members_are_named_briefly(members, words):
+    assert in_words(map(Member, members)) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (139, "killed by SIGSEGV"),
+        (130, "killed by SIGINT"),
+        (255, "exit code 255"),
+    ],
+)
+def test_an_exit_code_above_128_is_a_signal(code, words):
+    assert outcome(code) == words

@@ -1,0 +1,210 @@
+"""`netstorm plan`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from netstorm.cli.main import app
+from netstorm.topology import SCHEMES, Network, Rank, dump_network, form_policy, load_network
+from netstorm.topology.files import tensors_of
+from netstorm.topology.resources import optimum
+from netstorm.topology.tree import Tree
+
+# --------------------------------------------------------------------------------------------------- command
+# `netstorm plan`: what it prints, in both forms, and what it says of wrong arguments.
+
+
+INTERNET2 = "examples/networks/internet2.yaml"
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(
+        app, ["plan", *arguments], env={"COLUMNS": "100", "NO_COLOR": "1"}, prog_name="netstorm"
+    )
+
+
+def planned(*arguments: str):
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def written(network: Network, path: Path) -> str:
+    path.write_text(dump_network(network), encoding="utf-8")
+    return str(path)
+
+
+def test_json_compares_every_scheme_with_the_optimum_and_chooses_the_fastest():
+    found = planned(INTERNET2, "--model", "8MB")
+
+    assert found["bytes"] == 8_000_000
+    assert found["optimum_s"] == pytest.approx(optimum(load_network(INTERNET2), 8e6).seconds)
+    schemes = found["schemes"]
+    assert {*schemes, *found["not_applicable"]} == SCHEMES.keys() - {"custom"}
+    for scheme in schemes.values():
+        assert scheme["of_optimum"] == pytest.approx(found["optimum_s"] / scheme["fluid_s"])
+        assert scheme["of_optimum"] <= 1.001  # the linear program ends within a small gap of its solution
+        assert scheme["over_star"] == pytest.approx(schemes["star"]["predicted_s"] / scheme["predicted_s"])
+    fastest = min(scheme["predicted_s"] for scheme in schemes.values())
+    assert schemes[found["chosen"]]["predicted_s"] == fastest
+
+
+def test_a_hub_of_two_nodes_takes_what_arithmetic_says(tmp_path: Path):
+    pair = written(Network.uniform(2, rate=80e6, latency=0.1), tmp_path / "pair.yaml")
+
+    found = planned(pair, "--model", "10MB", "--topology", "star", "--chunk", "1MB")
+
+    star = found["schemes"]["star"]
+    assert star["fluid_s"] == pytest.approx(1.0)  # 80 Mbit each way at 80 Mbit/s, at once
+    assert star["predicted_s"] == pytest.approx(0.1 + 0.1 + 1.0 + 0.1)  # the last chunk up, and then down
+    assert star["link_bytes"] == {"0→1": 10_000_000, "1→0": 10_000_000}
+
+
+def test_one_scheme_is_compared_with_the_parameter_servers_of_today():
+    found = planned(INTERNET2, "--model", "1MB", "--topology", "mst")
+    assert set(found["schemes"]) == {"star", "sharded", "mst"}
+    assert found["chosen"] == "mst"
+
+
+def test_auto_is_planned_as_a_job_would_run_it():
+    found = planned(INTERNET2, "--model", "20MB", "--topology", "auto")
+    assert set(found["schemes"]) == {"star", "sharded", "auto"}
+    assert found["chosen"] == "auto"
+    assert found["reason"]
+
+
+def test_json_gives_trees_that_are_trees_and_shares_that_are_one():
+    found = planned(INTERNET2, "--model", "1MB", "--topology", "fapt", "--roots", "3")
+    trees = [
+        Tree(
+            root=tree["root"],
+            reduce_parent=tuple(tree["reduce_parent"]),
+            broadcast_parent=tuple(tree["broadcast_parent"]),
+        )
+        for tree in found["trees"]
+    ]
+    assert {tree.root for tree in trees} == {
+        tree.root for tree in form_policy(load_network(INTERNET2), "fapt", num_roots=3).trees
+    }
+    assert sum(tree["share"] for tree in found["trees"]) == pytest.approx(1.0)
+
+
+def test_the_text_names_the_chosen_scheme_the_links_and_the_trees():
+    result = run(INTERNET2, "--model", "resnet50", "--topology", "fapt", "--chunk", "1MB")
+    assert result.exit_code == 0
+    assert "102.2MB in 161 tensors, in chunks of 1MB, among 9 nodes" in result.stdout
+    assert "chosen: fapt" in result.stdout
+    assert "└── " in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert result.stderr == ""
+
+
+def test_a_scheme_that_does_not_apply_is_said_to_among_all_and_is_an_error_alone():
+    found = planned(INTERNET2, "--model", "1MB")
+    assert "links that this overlay has not" in found["not_applicable"]["ring"]
+
+    alone = run(INTERNET2, "--model", "1MB", "--topology", "ring")
+    assert alone.exit_code == 2
+    assert found["not_applicable"]["ring"] in alone.stderr
+
+
+def test_access_caps_are_listed_as_links_are():
+    found = planned("examples/networks/cloud.yaml", "--model", "1MB", "--topology", "star", "--hub", "5")
+    sent = found["schemes"]["star"]["link_bytes"]
+    assert sent["ingress of rank 5"] == sent["egress of rank 5"] == 5_000_000
+    text = run("examples/networks/cloud.yaml", "--model", "1MB", "--topology", "star", "--hub", "5").stdout
+    assert "egress of rank 5" in text
+
+
+@pytest.mark.parametrize("size", [1, 12])
+def test_networks_of_one_node_and_of_more_than_a_matrix_shows_are_planned_too(tmp_path: Path, size):
+    result = run(written(Network.uniform(size), tmp_path / "n.yaml"), "--model", "1MB", "--topology", "star")
+    assert result.exit_code == 0, result.stderr
+    assert "chosen: star" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topology", "nonsuch"], "netstorm: topology 'nonsuch': expected all, auto, "),
+        (["--topology", "custom"], "netstorm: topology 'custom' needs its trees: expected --custom FILE"),
+        (["--model", "vgg"], "netstorm: model 'vgg': expected alexnet, resnet50, a size such as 244MB"),
+        (["--chunk", "1"], "netstorm: '1' has no unit"),
+        (["--chunk", "0MB"], "expected at least 1"),
+        (["--hub", "99"], "hub 99: expected a rank from 0 to 8"),
+        (["--plot", "plan.txt"], "--plot plan.txt: expected a name that ends in .png, .svg, .pdf"),
+        (["--plot", "nowhere/plan.png"], "--plot nowhere/plan.png: there is no folder nowhere"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_exit_code_2(arguments, message):
+    result = run(INTERNET2, "--model", "1MB", "--topology", "star", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_named():
+    result = run("nowhere.yaml", "--model", "1MB")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("netstorm: nowhere.yaml: the network file cannot be read")
+
+
+def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delitem(sys.modules, "netstorm.lab.commands.plan_plot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run(INTERNET2, "--model", "1MB", "--plot", str(tmp_path / "plan.png"))
+    assert result.exit_code == 2
+    assert "pip install 'netstorm[plot]'" in result.stderr
+
+
+@pytest.mark.parametrize("path", sorted(Path("examples/networks").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_network_is_planned_and_drawn(path: Path, tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "plan.png"
+    found = planned(str(path), "--model", "2MB", "--topology", "fapt", "--plot", str(picture))
+    assert set(found["schemes"]) == {"star", "sharded", "fapt"}
+    assert found["schemes"]["fapt"]["predicted_s"] > found["optimum_s"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_nodes_are_drawn_apart_even_in_one_city():
+    from netstorm.lab.commands.plan_plot import places
+    from netstorm.topology import Node
+
+    mesh = Network.uniform(6)
+    crowd = Network(nodes=tuple(Node(rank=Rank(rank), site="paris") for rank in range(6)), links=mesh.links)
+    where = list(places(crowd).values())
+    distances = [abs(complex(*a) - complex(*b)) for a in where for b in where if a is not b]
+    assert min(distances) > 0.1
+
+
+def test_models_have_the_size_that_papers_quote():
+    assert [round(sum(tensors_of(model)) / 1e6) for model in ("alexnet", "resnet50")] == [244, 102]
+
+
+# ---------------------------------------------------------------------------------------------------- codecs
+# Which compression `netstorm plan --compute` names.
+
+
+FILE = Path(__file__).parents[4] / "examples/networks/four_sites.yaml"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "codec"), [(100, "none"), (17, "fp16"), (11, "int8"), (0.5, "powersgd rank=16")]
+)
+def test_the_mildest_codec_that_keeps_up_with_a_steps_computation_is_named(
+    seconds: float, codec: str
+) -> None:
+    arguments = ["plan", str(FILE), "--topology", "fapt", "--compute", str(seconds)]
+    said = CliRunner().invoke(app, arguments)
+    assert f"compression: {codec} " in said.output
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)["codecs"]
+    assert found["chosen"] == codec
+    times = list(found["times_s"].values())
+    assert times == sorted(times, reverse=True)
