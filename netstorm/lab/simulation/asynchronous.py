@@ -26,10 +26,10 @@ from netstorm.kvstore.operations import (
     PushOperation,
     StatesOperation,
 )
+from netstorm.lab.simulation.memory_network import Timeline
 from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
-from netstorm.pslite.memory_network import Timeline
 from netstorm.training.owned_blocks import OwnedBlocks, block_extent, initial_blocks
 
 __all__ = ["AsynchronousStore", "SimulatedBlockStore"]

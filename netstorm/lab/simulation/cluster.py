@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from netstorm.errors import UsageError, WaitTimeout
 from netstorm.kvstore.node import GeneralNode
+from netstorm.lab.simulation.memory_network import FixedDelay, LinkModel, MemoryNetwork, Timeline
 from netstorm.lab.simulation.network import MessageLog, VirtualNetwork
 from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
 from netstorm.lab.simulation.process import Datagrams, LocalClock, ProcessFactory, SimulatedProcess, host_of
 from netstorm.protocol.frames import SCHEDULER
-from netstorm.pslite.memory_network import FixedDelay, LinkModel, MemoryNetwork, Timeline
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.policies import InitialAssumptions, first_policy, initial_assumptions
 from netstorm.scheduler.replay_log import MAGIC

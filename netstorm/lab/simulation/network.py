@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from netstorm.errors import FrameError
+from netstorm.lab.simulation.memory_network import Timeline, Timer
 from netstorm.protocol.frames import open_frames
-from netstorm.pslite.memory_network import Timeline, Timer
 from netstorm.topology.network import Change, Link, Network, Rank
 from netstorm.topology.prediction import MaxMin
 from netstorm.topology.resources import Resources

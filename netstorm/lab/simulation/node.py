@@ -19,10 +19,10 @@ from netstorm.kvstore.calls import GroupCalls, TensorExchange
 from netstorm.kvstore.forms import Form, Key, Quantised, RowParts, Values
 from netstorm.kvstore.node import GeneralNode, NodeState
 from netstorm.kvstore.operations import Operation, ReceiveOperation, SendOperation
+from netstorm.lab.simulation.memory_network import Timeline
 from netstorm.lab.simulation.process import SimulatedProcess
 from netstorm.protocol.codecs import COLLECTIVE, ROW_SPARSE, row_length
 from netstorm.protocol.messages import LossTerms
-from netstorm.pslite.memory_network import Timeline
 
 __all__ = ["Array", "Pending", "SimulatedNode"]
 

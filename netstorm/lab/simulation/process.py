@@ -17,12 +17,12 @@ from netstorm.kvstore.membership import DriverStatus, time_server_address
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions, explicit_job_settings, meter_options
 from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
+from netstorm.lab.simulation.memory_network import MemoryNetwork, MemoryVan, Timeline, Timer
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite import sntp
 from netstorm.pslite.endpoint import Endpoint, Stack
 from netstorm.pslite.machine import Machine
-from netstorm.pslite.memory_network import MemoryNetwork, MemoryVan, Timeline, Timer
 from netstorm.pslite.proofs import SchedulerSecret
 from netstorm.pslite.session import Limits
 from netstorm.pslite.sntp import Address, ClockSource, ClockSync

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from netstorm.lab.simulation.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
 from netstorm.lab.testing.recorder import RecordingProcess
-from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
 from netstorm.pslite.session import Limits
 
 

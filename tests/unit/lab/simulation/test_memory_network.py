@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
-from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
+from netstorm.lab.simulation.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
 from netstorm.pslite.van import Broken, Connection, Received
 
 # ------------------------------------------------------------------------------------------------ memory van

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import Unreachable
+from netstorm.lab.simulation.memory_network import Timeline
 from netstorm.lab.simulation.network import SharedCapacity, VirtualNetwork
-from netstorm.pslite.memory_network import Timeline
 from netstorm.topology.network import Change, Link, Network, Node, Rank, Routing
 
 # ------------------------------------------------------------------------------------------- virtual network

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from netstorm.lab.simulation.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
 from netstorm.lab.testing.conformance import DeliveryConformance, VanConformance
-from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
 
 
 class MemoryWorld:
