@@ -100,7 +100,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
     """How it was formed, as text."""
     look_ahead: int = 0
     """Bytes beyond its first chunk without a result up to which a rank sends sums to its parents; 0: no limit
-    (`topology.trees.withholding`).
+    (`topology.look_ahead`).
     """
     look_ahead_s: float = 0.0
     """Seconds for which a rank respects the look-ahead in a round without a result."""
