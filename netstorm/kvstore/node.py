@@ -578,10 +578,10 @@ class GeneralNode:
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
+        if not self._outbox.instructions:
+            return []
         taken = self._outbox.take()
-        if not taken or not self._detours.failed:
-            return taken
-        return self._detours.route(self.rank, taken)
+        return self._detours.route(self.rank, taken) if self._detours.failed else taken
 
     # ----------------------------------------------------------------------- what the user's program asks for
 

@@ -387,26 +387,30 @@ class OperationQueue:
 
 
 class Outbox:
-    """The instructions of one node."""
+    """The instructions of one node.
+
+    Attributes:
+        instructions: those that nobody has taken yet.
+    """
 
     def __init__(self) -> None:
-        self._instructions: list[Instruction] = []
+        self.instructions: list[Instruction] = []
 
     def add(self, *instructions: Instruction) -> None:
         """Queue instructions."""
-        self._instructions += instructions
+        self.instructions += instructions
 
     def add_all(self, instructions: Iterable[Instruction]) -> None:
         """Queue instructions."""
-        self._instructions += instructions
+        self.instructions += instructions
 
     def send_to_scheduler(self, message: m.Message) -> None:
         """Send a message to the scheduler."""
-        self._instructions.append(Send(peer=SCHEDULER, message=message))
+        self.instructions.append(Send(peer=SCHEDULER, message=message))
 
     def complete(self, done: Done, error: Exception | None) -> None:
         """Have `done` called, with the error if there is one."""
-        self._instructions.append(Call(function=partial(done, error)))
+        self.instructions.append(Call(function=partial(done, error)))
 
     def complete_all(self, waiting: list[Done], error: Exception | None) -> None:
         """Have each of `waiting` called, and clear the list."""
@@ -416,7 +420,7 @@ class Outbox:
 
     def take(self) -> list[Instruction]:
         """Return all instructions, and begin with an empty list."""
-        taken, self._instructions = self._instructions, []
+        taken, self.instructions = self.instructions, []
         return taken
 
 
