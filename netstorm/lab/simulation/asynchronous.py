@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -111,6 +111,11 @@ class SimulatedBlockStore(OwnedBlocks[Array]):
             blocks = initial_blocks(key, initial.ravel(), owners, rank=rank, whole=store.whole, elastic=False)
             super().__init__(key, rule, store, blocks, elastic=False)
         self.pushed_on: Final[list[tuple[int, int, Array | None]]] = []
+
+    @property
+    def values(self) -> Mapping[int, Array]:
+        """The value of each block."""
+        return self._blocks
 
     def apply(
         self, block: int, rank: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
