@@ -13,7 +13,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from netstorm import __version__
 from netstorm.addresses import host_port
@@ -150,10 +150,10 @@ class Endpoint:
             may_be_busy=self.watched.may_be_busy,
             trace=trace,
         )
-        self._inquiries: Final[dict[Peer, Inquire]] = {}
+        self._inquiries: Final[dict[Peer, _Trial]] = {}
         """Those that need a connection."""
-        self._trials: Final[dict[Connection, Peer]] = {}
-        """Connections that were opened only to see whether a process listens."""
+        self._trials: Final[dict[Connection, _Trial]] = {}
+        """Those that have one, by connection."""
         self._answers: Final[list[tuple[Connection, m.SessionMessage, int]]] = []
         """To be sent over connections that have no session, each in a version of the protocol."""
         self._pending: Final = PendingHellos(limits.pending_hellos)
@@ -239,8 +239,8 @@ class Endpoint:
         if session is not None and session.state is SessionState.UP and session.connection is not None:
             if self._sessions.acknowledges(session.connection):
                 self.watched.busy(instruction.peer, now - session.counters.heard_at)
-        elif instruction.peer not in self._trials.values():
-            self._inquiries[instruction.peer] = instruction
+        elif all(trial.inquiry.peer != instruction.peer for trial in self._trials.values()):
+            self._inquiries[instruction.peer] = _Trial(instruction)
 
     # ------------------------------------------------------------------------------------ the van's events
 
@@ -288,9 +288,12 @@ class Endpoint:
         return True
 
     def _broken(self, event: Broken, now: float) -> None:
-        peer = self._trials.pop(event.connection, None)
-        if peer is not None and event.refused:
-            self.watched.refused(peer, event.reason, now)
+        trial = self._trials.pop(event.connection, None)
+        if trial is not None and event.refused:
+            self.watched.refused(trial.inquiry.peer, event.reason, now)
+        elif trial is not None and trial.left:
+            # A process that ends closes its sockets one after the other: it may have listened a moment ago.
+            self._inquiries[trial.inquiry.peer] = trial._replace(left=trial.left - 1)
         session = self._sessions.by_connection.get(event.connection)
         if session is None or session.connection != event.connection:
             return
@@ -564,15 +567,15 @@ class Endpoint:
 
     def _try_connections(self, van: Transmitter) -> None:
         """Open the connections that inquiries need, and close those to peers that have come back."""
-        for connection, peer in list(self._trials.items()):
-            if not self._is_away(peer):
+        for connection, trial in list(self._trials.items()):
+            if not self._is_away(trial.inquiry.peer):
                 del self._trials[connection]
                 van.close(connection)
-        for peer, inquiry in self._inquiries.items():
+        for peer, trial in self._inquiries.items():
             if self._is_away(peer):
                 connection = self._sessions.new_connection()
-                self._trials[connection] = peer
-                van.open(connection, inquiry.host, inquiry.port)
+                self._trials[connection] = trial
+                van.open(connection, trial.inquiry.host, trial.inquiry.port)
         self._inquiries.clear()
 
     def _is_away(self, peer: Peer) -> bool:
@@ -721,6 +724,14 @@ class Timers(Generic[T]):
     def next(self) -> float:
         """Return when the next item is due."""
         return self._heap[0][0] if self._heap else math.inf
+
+
+class _Trial(NamedTuple):
+    """A connection that is opened only to see whether a process listens."""
+
+    inquiry: Inquire
+    left: int = 3
+    """Trials that may follow, if it ends otherwise than by a refusal."""
 
 
 class WatchedConnections:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+from netstorm.lab.testing.recorder import part
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.endpoint import WatchedConnections
+from netstorm.pslite.machine import Inquire
 from netstorm.pslite.session import SessionState
+from netstorm.pslite.van import Broken
+from tests.unit.pslite.world import World
 
 
 class Watcher:
@@ -69,3 +74,56 @@ def test_a_machine_that_does_not_watch_is_told_nothing():
     watched.refused(Peer(2), "connection refused", 1.0)
     watched.changed(session())
     assert not watched.tell(5.0)
+
+
+class Transmitter:
+    """Keeps the connections that it is told to open."""
+
+    def __init__(self):
+        self.opened = []
+
+    def open(self, connection, host, port):
+        self.opened.append((connection, host, port))
+
+    def close(self, connection):
+        pass
+
+
+def test_a_process_that_ends_may_close_its_sockets_one_after_the_other():
+    world = World()
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    van: Any = Transmitter()
+    watcher = Watcher()
+    endpoint: Any = there.endpoint
+    endpoint.watched = WatchedConnections(watcher)
+    [connection] = endpoint._sessions.by_connection
+    endpoint.handle(Broken(connection, "reset"), world.now)
+    [peer] = [peer for peer, _ in endpoint.watched.gone]
+    endpoint.inquire(Inquire(peer=peer, host="there", port=9), world.now)
+    endpoint.flush(van, world.now)
+    endpoint.handle(Broken(van.opened[0][0], "reset by the one that had listened"), world.now)
+    assert watcher.heard == []
+    endpoint.flush(van, world.now)
+    endpoint.handle(Broken(van.opened[1][0], "connection refused", refused=True), world.now)
+    assert watcher.heard == [(peer, "connection refused", world.now, True)]
+    endpoint.flush(van, world.now)
+    assert [place for _, *place in van.opened] == [["there", 9]] * 2
+
+
+def test_an_address_at_which_whoever_connects_is_cut_off_is_not_tried_for_ever():
+    world = World()
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    van: Any = Transmitter()
+    endpoint = there.endpoint
+    [connection] = endpoint._sessions.by_connection
+    peer = endpoint._sessions.by_connection[connection].peer
+    endpoint.handle(Broken(connection, "reset"), world.now)
+    endpoint.inquire(Inquire(peer=peer, host="there", port=9), world.now)
+    for trials in (1, 2, 3, 4, 4):
+        endpoint.flush(van, world.now)
+        assert len(van.opened) == trials
+        endpoint.handle(Broken(van.opened[-1][0], "reset"), world.now)
