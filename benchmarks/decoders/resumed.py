@@ -99,7 +99,7 @@ def _mutate_state(chance: random.Random, data: bytes, other: bytes) -> bytes:
             tree["values"] = msgspec.to_builtins(mutate_bytes(chance, b64decode(tree["values"]), other))
             header["__metadata__"]["tree"] = msgspec.json.encode(mutate_value(chance, tree, tree)).decode()
         head = msgspec.json.encode(header)
-    except (*PACK_ERRORS, AttributeError):
+    except (*PACK_ERRORS, AttributeError, LookupError):  # mutated before
         return mutate_bytes(chance, data, other)
     return len(head).to_bytes(8, "little") + head + data[8 + size :]
 
