@@ -138,7 +138,7 @@ def take_residual(gradient: Floats, state: State) -> Floats:
     return residual
 
 
-# Codecs of 16 bits: values are rounded to a shorter type on the wire, and summed in float32. Pure.
+# Codecs of 16 bits: values are rounded to a shorter type on the wire, and summed in float32.
 
 
 class Uncompressed:

@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-# Small integers in bit planes, added without being unpacked. Pure.
+# Small integers in bit planes, added without being unpacked.
 #
 # A plane has one bit of each integer, eight to a byte. Integers of n bits take n planes, the least
 # significant first. Two such arrays are added by full adders, as hardware does it, with NumPy's bitwise
@@ -159,7 +159,7 @@ def _joined_bits(values: Planes, count: int, kind: np.dtype[N]) -> npt.NDArray[N
     return total
 
 
-# Whole numbers as bit planes, and back. Pure.
+# Whole numbers as bit planes, and back.
 #
 # One rank's numbers are 0 to `most`, and stand for -most/2 to most/2. If `most` is odd, none of them stands
 # for 0, which a rank with nothing to say contributes. So such a sum has a last byte beside its planes: 1 if
@@ -230,7 +230,7 @@ def sums_into(out: Floats, payload: Buffer | None, ranks: int, most: int) -> Non
     np.subtract(unpacked(planes, len(out)), lowest, out=out, dtype=np.float32)
 
 
-# MXNet's gradient compression of type 2bit: of each value only whether it has reached +t, or -t. Pure.
+# MXNet's gradient compression of type 2bit: of each value only whether it has reached +t, or -t.
 #
 # A residual keeps what is lost, and is added to the next gradient, so small values count once they have
 # accumulated (Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech
@@ -318,7 +318,7 @@ def _cut(bits: Bits, start: int, end: int) -> Bits:
     )
 
 
-# MXNet's gradient compression of type 2bit as a codec. Pure.
+# MXNet's gradient compression of type 2bit as a codec.
 
 
 class TwoBit:
@@ -364,7 +364,7 @@ class TwoBit:
             np.multiply(gradient, self.threshold, out=gradient)
 
 
-# Blocks of values that share a scale, and pieces of a gradient that fit into a processor's cache. Pure.
+# Blocks of values that share a scale, and pieces of a gradient that fit into a processor's cache.
 
 BLOCK: Final = 256
 """Values that share a scale: scales are 4 bytes a block, 1.6 % of the bytes of float32."""
@@ -429,7 +429,7 @@ def _starts(piece: Floats) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.arange(0, len(piece), BLOCK)
 
 
-# Noise for stochastic rounding, at the cost of an addition. Pure.
+# Noise for stochastic rounding, at the cost of an addition.
 #
 # To draw a number for each value takes as long as all else that encoding does. So noise is cut from one
 # table, at a place that depends on rank, gradient and tensor. The table has equally spaced numbers, each as
@@ -478,7 +478,7 @@ def _table(most: int) -> Floats:
     return found
 
 
-# One byte a value: whole numbers with a scale a block, whose sums are exact. Pure.
+# One byte a value: whole numbers with a scale a block, whose sums are exact.
 #
 # A first round finds the scale of each block: the largest magnitude that any rank has in it. Then each rank
 # sends whole numbers from -levels to levels, with `levels` so small that a sum over all ranks has 9 bits.
@@ -590,7 +590,7 @@ def _take_back_numbers(
 
 
 # The sign of each value, and a magnitude a block (Seide et al., "1-bit stochastic gradient descent",
-# Interspeech 2014; EF-SignSGD: Karimireddy et al., arXiv 1901.09847). Pure.
+# Interspeech 2014; EF-SignSGD: Karimireddy et al., arXiv 1901.09847).
 #
 # A first round sums the mean magnitudes of the blocks; all ranks use their average. Then the signs are
 # counted, exactly. What that leaves of a gradient is added to the next one.

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-# Some rows of a matrix: their sums, and their encoding on the wire. Pure.
+# Some rows of a matrix: their sums, and their encoding on the wire.
 #
 # A payload is the values of its rows, one row after the other, and after them the number of each row as
 # `uint32`, little-endian. Its length tells how many rows it has. Row numbers rise, so there is one payload
@@ -169,7 +169,7 @@ def joined_rows(parts: list[tuple[int, Rows]], length: int, dtype: np.dtype[np.g
     )
 
 
-# Some elements of an array, the others being zeros: their sums, and their encoding on the wire. Pure.
+# Some elements of an array, the others being zeros: their sums, and their encoding on the wire.
 #
 # A payload has the number of its entries, and of those that ranks have contributed to it (`uint32`, little-
 # endian), then the entries' values as `float32`, then the gaps between them. A gap is the number of elements
@@ -259,7 +259,7 @@ def entries_problem(payload: Buffer, elements: int, ranks: int) -> str | None:
     return None if last < elements else f"has an entry {last} of {elements} elements"
 
 
-# The largest values of a gradient, and where they are; the rest waits. Pure.
+# The largest values of a gradient, and where they are; the rest waits.
 #
 # `topk` is Deep Gradient Compression (Lin et al., arXiv 1712.01887): a rank sends the share of its values
 # that is largest, and adds the others to its next gradient, with momentum correction, local clipping and a
@@ -411,7 +411,7 @@ def _largest(values: Floats, ratio: float) -> np.ndarray[tuple[int], np.dtype[np
     return np.sort(found[np.argpartition(magnitudes[found], -most)[-most:]])
 
 
-# GeoMX's mixed-precision quantisation: small tensors travel as float16, large ones sparsely. Pure.
+# GeoMX's mixed-precision quantisation: small tensors travel as float16, large ones sparsely.
 
 SIZE_LOWER_BOUND: Final = 200_000
 """Elements; GeoMX's default of MXNET_KVSTORE_SIZE_LOWER_BOUND."""

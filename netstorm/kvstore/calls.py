@@ -211,7 +211,7 @@ def _of_one_element(exchange: TensorExchange) -> TensorExchange:
     )
 
 
-# The sums of named tensors by codecs that one process group makes at one rank, as rounds of keys. Pure.
+# The sums of named tensors by codecs that one process group makes at one rank, as rounds of keys.
 #
 # Each tensor has keys of its own (`encoded_keys`), and its n-th sum is the n-th of every member. A rank that
 # joins later goes on where the others are.
@@ -282,7 +282,7 @@ class TensorCalls(NumberedCalls):
         return self._add_key(crc32(name.encode()), self._register(name, shape, form, self._key_members))
 
 
-# Where the calls of a program's groups are: a rank that joins later goes on from there. Pure.
+# Where the calls of a program's groups are: a rank that joins later goes on from there.
 
 
 class CallPositions:
@@ -347,7 +347,7 @@ class CallPositions:
                 group.go_on_at(positions[name])
 
 
-# The sum of one tensor by a codec: its rounds, one after the other. Pure.
+# The sum of one tensor by a codec: its rounds, one after the other.
 
 RegisterEncoded = Callable[[str, tuple[int, ...], int], Key]
 """Makes a key known to the job, by name, shape and codec."""
@@ -556,7 +556,7 @@ def _nobody(error: Exception | None) -> None:
     """Hear of the end of a sum that has not begun."""
 
 
-# Sums of one tensor within a site and across sites, as operations that follow each other. Pure.
+# Sums of one tensor within a site and across sites, as operations that follow each other.
 #
 # A sum over all ranks has three steps: within the site; across sites, among one rank of each, the leaders;
 # and from each leader to its site. So every site sends and receives each value once over the WAN. All three
@@ -698,7 +698,7 @@ def _ignore(_: Exception | None) -> None:
     """Stand in for what `run_in_turn` sets."""
 
 
-# Which rank of a site pushes and pulls a key for all, and what its ranks sum and share meanwhile. Pure.
+# Which rank of a site pushes and pulls a key for all, and what its ranks sum and share meanwhile.
 
 
 class SiteLead:
@@ -792,7 +792,7 @@ class SiteLead:
         run_in_turn(operations, self._submit, ended)
 
 
-# The sites of a job: which ranks share a local network, and who speaks for each across the WAN. Pure.
+# The sites of a job: which ranks share a local network, and who speaks for each across the WAN.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,7 +179,7 @@ class Form(Protocol):
         """
 
 
-# Keys: a tensor's name, shape and type; its rounds; its chunks. Pure.
+# Keys: a tensor's name, shape and type; its rounds; its chunks.
 
 _LAYOUTS: Final = 64
 """Layouts of collective rounds that are kept: a training loop makes the same few calls over and over."""
@@ -316,7 +316,7 @@ class Key:
             self.layout = ChunkLayout.of_key(self.elements, self.dtype.itemsize, grant, self.spec.form)
 
 
-# Where the chunks of a round are, by the numbers that the scheduler fixed for its key. Pure.
+# Where the chunks of a round are, by the numbers that the scheduler fixed for its key.
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +372,7 @@ class ChunkLayout:
         )
 
 
-# Types of elements in memory. NumPy has no bfloat16, so its bits are handled here. Pure.
+# Types of elements in memory. NumPy has no bfloat16, so its bits are handled here.
 #
 # Types of 16 bits are reduced in float32 within a node: one rounding a hop (design, section 5).
 
@@ -425,7 +425,7 @@ def narrowed(values: Array, element: Element) -> Array:
     return values
 
 
-# The form of collective rounds: any reduction of any type, in segments that ranks may lack. Pure.
+# The form of collective rounds: any reduction of any type, in segments that ranks may lack.
 #
 # No payload means no contribution: a rank that only receives sends headers alone.
 
@@ -509,7 +509,7 @@ def _write_average(target: Array, values: Array, element: Element, ranks: int) -
         target[:] = quotients + np.logical_and(rests != 0, np.less(values, 0)).astype(values.dtype)
 
 
-# What ranks contribute to one chunk of elements, reduced in place. Pure.
+# What ranks contribute to one chunk of elements, reduced in place.
 #
 # A received payload belongs to the node, which reduces into it, and forwards it: so a hub holds one model,
 # not one per child, and a chunk is forwarded without a copy. The user's source is only read.
@@ -612,7 +612,7 @@ class ChunkSum:
             self._reduce(self._values, more, out=self._values, casting="unsafe")
 
 
-# The form of dense values. Pure.
+# The form of dense values.
 
 
 class Dense:
@@ -653,7 +653,7 @@ class Dense:
         return None if size == right else f"has {size} bytes, not {right}"
 
 
-# The form of rounds whose result is the largest value of any rank. Pure.
+# The form of rounds whose result is the largest value of any rank.
 
 
 class Maxima(Dense):
@@ -672,7 +672,7 @@ class Maxima(Dense):
         return ChunkSum(self._of, Reduction.MAXIMUM)
 
 
-# The form of float32 values that travel as float16 or bfloat16. Pure.
+# The form of float32 values that travel as float16 or bfloat16.
 #
 # Within a node they are summed in float32, so each hop rounds once.
 
@@ -720,7 +720,7 @@ class Narrow:
         return None if size == right else f"has {size} bytes, not {right}"
 
 
-# The form of whole numbers in as few bits as their sum needs. Pure.
+# The form of whole numbers in as few bits as their sum needs.
 #
 # One rank's numbers are 0 to `most`, and stand for -most/2 to most/2. A sum over n ranks is 0 to n times
 # `most`, in bit planes (`compression.bit_planes`), which are added without being unpacked. So sums are exact,
@@ -815,7 +815,7 @@ class PackedSum:
             self._planes = add_planes(self._planes, planes, packed_planes_of(self._counted, self._most))
 
 
-# The form of a round under gradient compression: small packed integers, whose sums are exact. Pure.
+# The form of a round under gradient compression: small packed integers, whose sums are exact.
 
 
 class Quantised:
@@ -858,7 +858,7 @@ class Quantised:
         return two_bit_problem(payload, elements, contributors.bit_count())
 
 
-# The form of some elements of many, of a float32 key. Pure.
+# The form of some elements of many, of a float32 key.
 #
 # The sum of a chunk is the union of the elements that came in, each added up. The root may keep only the
 # largest of them: then all ranks see which ones are missing, and each keeps for itself what it has
@@ -945,7 +945,7 @@ class SparseSum:
         self._total = more if self._total is None else total_of(self._total, more)
 
 
-# The form of sparse rows, and their sums. Pure.
+# The form of sparse rows, and their sums.
 #
 # A payload has the rows that some rank has values for; no payload means no rows. The sum of a chunk is the
 # union of the rows that came in, each added up. As with dense values a received payload belongs to the node,
@@ -1062,7 +1062,7 @@ class RowSum:
             self._total, self._received = total, None
 
 
-# The form of zeros that fit a round of any form: those of a rank whose program has ended. Pure.
+# The form of zeros that fit a round of any form: those of a rank whose program has ended.
 #
 # A round that began in it takes the form of the first values that come, or of the operation of this rank's
 # own program. Sums of zeros become sums of that form.
@@ -1115,7 +1115,7 @@ class ZeroSum:
     to_keep = to_send
 
 
-# The forms that the rounds of a key may have. Pure.
+# The forms that the rounds of a key may have.
 
 _ENCODED: Final = np.dtype(np.float32)
 """The type of keys whose rounds may travel in other forms than their own."""

@@ -403,7 +403,7 @@ def _removed(reason: str) -> str:
     )
 
 
-# The registration of keys: requests to the scheduler, and operations that wait for its answer. Pure.
+# The registration of keys: requests to the scheduler, and operations that wait for its answer.
 
 
 class Registration:
@@ -468,7 +468,7 @@ class Registration:
         self._operations = {}
 
 
-# Schedulers that would take the job over, and what a node answers them. Pure.
+# Schedulers that would take the job over, and what a node answers them.
 #
 # Such a scheduler knows no more of a node than an address, and has no rank. It gets a session, over which it
 # can say one thing: where it listens, with a proof that it is a scheduler of this job if that has a key. A
@@ -530,7 +530,7 @@ class RecoveringSchedulers:
         self._outbox.add(Send(peer=peer, message=answer))
 
 
-# The members of the job as one node sees them: which have finished, and which cannot be reached. Pure.
+# The members of the job as one node sees them: which have finished, and which cannot be reached.
 
 _TRUSTED_S: Final = 120.0
 """How long it holds that a rank is not busy: until its connection is broken, or something comes from it."""
@@ -670,7 +670,7 @@ class Roster:
         return None
 
 
-# Where a node looks for a scheduler: that of the job, standbys, and those that take the job over. Pure.
+# Where a node looks for a scheduler: that of the job, standbys, and those that take the job over.
 
 _MOST_RECOVERING: Final = 4
 """Schedulers that take over, of which a node remembers the addresses. One is enough; more come if several are
@@ -741,7 +741,7 @@ class SchedulerAddresses:
         self._at = self._known.index(present)
 
 
-# An outage of the scheduler, which a node survives if the scheduler keeps a log of the job. Pure.
+# An outage of the scheduler, which a node survives if the scheduler keeps a log of the job.
 
 _RETRY_S: Final = 1.0
 """Pause between two attempts to reconnect, each of which takes up to NETSTORM_LINK_TIMEOUT."""
@@ -802,7 +802,7 @@ class SchedulerOutage:
         return kept
 
 
-# A node's status, for people and metrics: it travels with the heartbeats. Pure.
+# A node's status, for people and metrics: it travels with the heartbeats.
 
 _REMEMBERED: Final = 8
 """Rounds back whose begin is kept: a key may begin a round after all other keys have ended it."""
@@ -895,7 +895,7 @@ class NodeStatusTracker:
                 del self._since[round]
 
 
-# The barriers that this rank has entered and that not all others have. Pure.
+# The barriers that this rank has entered and that not all others have.
 
 
 class NodeBarriers:
@@ -949,7 +949,7 @@ class NodeBarriers:
         self._waiting.clear()
 
 
-# This rank's reports to the state server, which answers with a number of local steps (ESync). Pure.
+# This rank's reports to the state server, which answers with a number of local steps (ESync).
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -1006,7 +1006,7 @@ class NodeLocalSteps:
         self._waiting.clear()
 
 
-# Which time server a node asks, if clocks are synchronised along the trees (NETSTORM_CLOCK=trees). Pure.
+# Which time server a node asks, if clocks are synchronised along the trees (NETSTORM_CLOCK=trees).
 
 
 def time_server_rank(policy: Policy, rank: int) -> int | None:

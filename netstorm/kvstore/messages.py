@@ -254,7 +254,7 @@ class _MessageOutbox(RoutedOutbox[PointToPointMessage]):
         return (0, message.number, message.piece) if isinstance(message, Piece) else URGENT
 
 
-# The sending side: small messages at once, large ones as the receiver accepts them. Pure.
+# The sending side: small messages at once, large ones as the receiver accepts them.
 
 _log = logging.getLogger(__name__)
 
@@ -495,7 +495,7 @@ class Sending:
             receiver.waiting_bytes -= charge(opened.described.nbytes)
 
 
-# The receiving side: messages are matched with receives, and written where the receives say. Pure.
+# The receiving side: messages are matched with receives, and written where the receives say.
 
 _MOST_REJECTED: Final = 1024
 """Answers that are kept in case they are lost."""
@@ -778,7 +778,7 @@ class Receiving:
         return others or [self._rank]
 
 
-# Which receive takes which message. Pure.
+# Which receive takes which message.
 #
 # As in MPI: of the receives that take a message, the one that was submitted first; of the messages that a
 # receive takes, the one that arrived first. Messages of one sender arrive here in the order in which it sent
@@ -873,7 +873,7 @@ def _take(
     return None
 
 
-# The messages of one sender, as they arrive: each once, in order, and not more than was agreed. Pure.
+# The messages of one sender, as they arrive: each once, in order, and not more than was agreed.
 
 
 class Arrivals:
@@ -965,7 +965,7 @@ def _charge(arrived: Arrived) -> int:
     return 0 if arrived.is_offer else charge(arrived.nbytes)
 
 
-# Bounds on what sends and receives keep in memory. Pure.
+# Bounds on what sends and receives keep in memory.
 
 PIECE_BYTES: Final = 256 * 1024
 """Size of a piece, and of the largest message that goes without an offer: about a chunk of a gradient."""
@@ -1003,7 +1003,7 @@ def piece_extent(piece: int, nbytes: int) -> tuple[int, int]:
     return piece * PIECE_BYTES, min(nbytes, (piece + 1) * PIECE_BYTES)
 
 
-# Why a send or a receive fails: errors that name both ranks. Pure.
+# Why a send or a receive fails: errors that name both ranks.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1149,7 +1149,7 @@ class JoinedNode:
             self._outbox.send_to_scheduler(m.LinkRestored(rank=int(peer)))
 
 
-# Who is in a job now, if nodes may leave and join it, and which scheduler it follows. Pure.
+# Who is in a job now, if nodes may leave and join it, and which scheduler it follows.
 #
 # A program reads this between two steps, in its own thread. Each property reads one attribute that the I/O
 # thread replaces as a whole, so it needs no lock.

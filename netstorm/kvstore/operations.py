@@ -155,7 +155,7 @@ class Operation:
         return f"round {self.round} of key {self.key.name!r}"
 
 
-# What a user submits to an asynchronous store: a push, a pull, or a pull of update states. Pure.
+# What a user submits to an asynchronous store: a push, a pull, or a pull of update states.
 
 UNBOUNDED: Final = -1
 """As a staleness: ranks may be ahead by any number of clocks."""
@@ -259,7 +259,7 @@ class Pushes:
         self.pulls = 0
 
 
-# A message from one rank's program to another's: the send and the receive. Pure.
+# A message from one rank's program to another's: the send and the receive.
 
 ANY_PEER: Final = -1
 """As the peer of a receive: whichever rank's message comes first."""
@@ -354,7 +354,7 @@ class ReceiveOperation:
 PointToPointOperation: TypeAlias = SendOperation | ReceiveOperation
 
 
-# Operations whose round may not begin yet, of all keys on one node. Pure.
+# Operations whose round may not begin yet, of all keys on one node.
 
 
 class OperationQueue:
@@ -383,7 +383,7 @@ class OperationQueue:
         self.by_key.clear()
 
 
-# The instructions of a node, in order, until its driver takes them. Pure.
+# The instructions of a node, in order, until its driver takes them.
 
 
 class Outbox:
@@ -424,7 +424,7 @@ class Outbox:
         return taken
 
 
-# What a node measures of its rounds of local steps, each ended by an exchange. Pure.
+# What a node measures of its rounds of local steps, each ended by an exchange.
 
 _SHORTEST_S: Final = 1e-6
 """Of a step: clocks have a resolution, and the state server divides by this."""

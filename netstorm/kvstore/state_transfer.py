@@ -206,7 +206,7 @@ class _StateOutbox(RoutedOutbox[StateMessage]):
         return (_LAST, 0, message.piece) if isinstance(message, StatePiece) else URGENT
 
 
-# Offering this rank's state to newcomers, and sending the pieces that they ask for. Pure.
+# Offering this rank's state to newcomers, and sending the pieces that they ask for.
 
 
 class Providing:
@@ -299,7 +299,7 @@ class Providing:
             )
 
 
-# Fetching the job's state from several ranks at once, piece by piece. Pure.
+# Fetching the job's state from several ranks at once, piece by piece.
 #
 # Each rank that offers the same step is asked for the next pieces whenever it has delivered some. So each
 # serves in proportion to how fast its link is, and what a lost rank owed is asked of the others.
@@ -526,7 +526,7 @@ def _fits(nbytes: int) -> bool:
     return True
 
 
-# The state of a rank's program before one of its steps, as bytes. Pure.
+# The state of a rank's program before one of its steps, as bytes.
 
 PIECE_BYTES = 262_144
 """Bytes of a piece: as those of a chunk, so that rounds wait for no more than one."""

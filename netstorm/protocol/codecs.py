@@ -52,7 +52,6 @@ __all__ = [
 
 
 # The number of a form of values, which travels with each part: a family, and what its members differ in.
-# Pure.
 #
 # The lowest bits are the family, the others its argument. Families without an argument have numbers of their
 # own below; those of collective rounds are made of signatures (`Signature`).
@@ -143,7 +142,7 @@ def _codec(family: int, argument: int) -> int:
     return codec
 
 
-# Size and place of chunks in a job: arithmetic that the scheduler and all nodes must do alike. Pure.
+# Size and place of chunks in a job: arithmetic that the scheduler and all nodes must do alike.
 
 ITEM_BYTES: Final = {
     "float16": 2,
@@ -298,7 +297,7 @@ def aligned(offset_bytes: int, item_bytes: int) -> int:
 
 
 # Collective keys: what their rounds may be, and how many are under way at once. Arithmetic that the
-# scheduler and all nodes must do alike. Pure.
+# scheduler and all nodes must do alike.
 #
 # A push of an ordinary key is always of the key's own type and shape, and a sum. A collective key takes
 # rounds of any type, shape and operation; all that they have in common is the order of magnitude of their

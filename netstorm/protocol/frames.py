@@ -233,7 +233,7 @@ def open_frames(frame: Buffer, frames: int) -> Header:
     )
 
 
-# How large a message may be before it is decoded, by its class and by who has sent it. Pure.
+# How large a message may be before it is decoded, by its class and by who has sent it.
 #
 # Decoding takes 0.4 s and 40 MB for a megabyte of the worst values, so nobody gets more than he needs.
 # Payloads have their own bound (`MAXMSGSIZE`), and are not decoded.
@@ -300,7 +300,7 @@ def check_size(frame: Buffer, sender: Peer | None, own_rank: int) -> None:
         )
 
 
-# Identifiers of peers, and sets of ranks as bits. Pure.
+# Identifiers of peers, and sets of ranks as bits.
 
 Peer = NewType("Peer", int)
 """The other end of a session: a node's rank (0 and up) or `SCHEDULER`. At the scheduler, before ranks are
@@ -353,7 +353,7 @@ def bits_from_wire(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-# Texts of other processes, made fit for logs, errors and terminals. Pure.
+# Texts of other processes, made fit for logs, errors and terminals.
 #
 # A text that crosses the wire ends in somebody's log, error message or terminal. One with a line break could
 # look like several lines of the log, and one with an escape sequence could change what a terminal shows. So

@@ -149,7 +149,7 @@ def _unreadable(path: Path, error: Exception) -> SettingsError:
     return SettingsError(f"NETSTORM_ALLOW={path}: cannot read the allow list: {error}")
 
 
-# The allow list: which nodes are admitted, by the public keys of their own. Pure.
+# The allow list: which nodes are admitted, by the public keys of their own.
 #
 # # NAME PUBLICKEY, as `netstorm keys new --node NAME` prints it
 # tokyo  rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7
@@ -188,7 +188,7 @@ def parse_allow_list(text: str, path: str) -> Mapping[bytes, str]:
     return MappingProxyType(names)
 
 
-# Proves that who opens a connection holds the job's key, and means the key pair of its own. Pure.
+# Proves that who opens a connection holds the job's key, and means the key pair of its own.
 #
 # Every process has a key pair of its own; CURVE proves that it has it. That it may use it in this job is
 # proved by a digest of the pair's public key, under a key that is derived from the job's. The digest also

@@ -470,7 +470,7 @@ class LinkDirection:
 
 
 # Whether the links of a node share an access line: does their total keep to a ceiling that each of them
-# alone is not bound by? Pure.
+# alone is not bound by?
 #
 # The detector compares windows of time in which several links were busy. Behind a common line the total often
 # reaches the same highest value, and the links carry clearly more while fewer of them are busy. That must be
@@ -732,7 +732,7 @@ def _quantile(rows: list[tuple[float, float]], part: float) -> float:
     return rows[-1][0]
 
 
-# The shortest round trips of a node's connections, by its kernel, and which of them to report. Pure.
+# The shortest round trips of a node's connections, by its kernel, and which of them to report.
 #
 # TCP takes the first one from the connection's handshake, before anything waits in a queue. All of them are
 # reported again from time to time, since a report may be lost and a restarted scheduler knows nothing.
@@ -782,7 +782,7 @@ class RoundTrips:
         return peers
 
 
-# What each link out of a node delivered in each half second of the cluster clock, by its kernel. Pure.
+# What each link out of a node delivered in each half second of the cluster clock, by its kernel.
 #
 # All nodes cut time alike, so the scheduler can add up what was delivered on all links at one time
 # (`netstorm.scheduler.measured_links`). What the kernel counts as delivered arrived half a round trip

@@ -243,7 +243,7 @@ class Rerouter(Protocol):
 
 
 # How many bytes of its peers a process keeps because they cannot be used yet: a bound for each, and one in
-# all. Pure.
+# all.
 #
 # What comes before something that it refers to is known has to wait: a part of a key that this rank's program
 # has not made yet, or a push of a later view. Correct peers may send as much of it as a model has. So nothing

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-# The default estimator of a link's rate: which samples still count, and whether the link has changed. Pure.
+# The default estimator of a link's rate: which samples still count, and whether the link has changed.
 #
 # Its samples are busy periods, of chunks that arrived (`NETSTORM_ESTIMATOR=busy`), and what the sender's
 # kernel has delivered (`tcp`). Samples that are too old, or from before the link changed, are dropped. How a
@@ -200,7 +200,7 @@ class RateEstimator:
             kept.extend(reversed(last))
 
 
-# Samples of one link's rate, and the estimate that follows from some of them. Pure.
+# Samples of one link's rate, and the estimate that follows from some of them.
 #
 # The estimate looks at the newest samples, since rates change. It takes a high quantile of their rates,
 # weighted by duration: many things make a sample slow without the link being slow.
@@ -331,7 +331,7 @@ def estimate(window: SampleWindow, others_busy_s: float) -> Estimate:
     return Estimate(rate, error, window.chunks, shared, delivered)
 
 
-# When a link was busy, and how much it carried: from the times at which chunks were sent and arrived. Pure.
+# When a link was busy, and how much it carried: from the times at which chunks were sent and arrived.
 #
 # A chunk's transfer starts when it was sent plus the link's latency or, if later, when the chunk before it on
 # that link had arrived (docs/concepts/awareness.md). So a chunk that was sent while earlier ones still filled
@@ -501,7 +501,7 @@ class BusyLink:
         self.periods.append(period)
 
 
-# What a link carried, from the amounts that its sender's kernel reports as delivered. Pure.
+# What a link carried, from the amounts that its sender's kernel reports as delivered.
 #
 # Chunks say less. Data behind a lost packet is handed over late and all at once, so chunks arrive in gaps and
 # bursts for seconds after a link has become slower, and a slow link has few of them. What TCP has delivered,
@@ -648,7 +648,7 @@ class DeliveryMonitor:
         )
 
 
-# When BBR takes a link for far slower than it is, and should be restarted. Pure.
+# When BBR takes a link for far slower than it is, and should be restarted.
 #
 # BBR takes a link for the most that it has delivered in the last ten round trips [1]_, and counts only those
 # round trips in which there was enough to send. After a pause, losses and a time-out, the first ones that
@@ -739,7 +739,7 @@ class Estimate:
     """The newest sample comes from the sender's kernel."""
 
 
-# The paper's estimator of a link's rate: the mean over the last chunks. Pure.
+# The paper's estimator of a link's rate: the mean over the last chunks.
 #
 # The estimate is the mean of size / (arrival - sent_at) over `PROBE_CHUNK_NUM` chunks of at least
 # `PROBE_CHUNK_SIZE` elements [1]_. It needs synchronised clocks. It counts the latency as transfer time and,
@@ -780,7 +780,7 @@ class PaperEstimator:
         return Estimate(mean, max(LEAST_ERROR, math.sqrt(variance / number) / mean), number)
 
 
-# A link's one-way latency, from messages and their acknowledgements. Pure.
+# A link's one-way latency, from messages and their acknowledgements.
 #
 # The two ways are measured on two clocks. Their sum, the round trip, does not depend on how far these clocks
 # are apart, so the latency is half of it.

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-# Hellos that the machine cannot decide on yet, or for which there are too many. Pure.
+# Hellos that the machine cannot decide on yet, or for which there are too many.
 
 _RETRY_S: Final = 0.05
 """How often the machine is asked again: it is about to learn who its peers are."""

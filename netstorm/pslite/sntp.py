@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-# Estimates the cluster clock from SNTP exchanges. Pure.
+# Estimates the cluster clock from SNTP exchanges.
 #
 # The local clock is monotonic; the cluster clock is the scheduler's. An exchange bounds their offset by half
 # of its round trip, and is exact if both directions took equally long. If another node answered, that node's
@@ -236,7 +236,7 @@ def _drift(exchanges: list[ClockExchange]) -> float:
     return slope
 
 
-# SNTP packets (RFC 4330), built and parsed with ntplib. Pure.
+# SNTP packets (RFC 4330), built and parsed with ntplib.
 
 PACKET_BYTES: Final = 48
 """Without the optional authenticator."""
@@ -356,7 +356,7 @@ def _parse(data: bytes) -> ntplib.NTPPacket:
     return packet
 
 
-# SNTP packets that prove that their sender holds the job's key. Pure.
+# SNTP packets that prove that their sender holds the job's key.
 #
 # A packet is followed by a number that names the key, and a digest of the packet under that key: the
 # symmetric authentication of RFC 5905, section 7.3, whose sizes these are, with BLAKE2b (RFC 7693) in place
@@ -422,7 +422,7 @@ class PacketKey:
         return hashlib.blake2b(packet, key=self._key, digest_size=_DIGEST_BYTES, person=_PERSON).digest()
 
 
-# Which server a node asks for the time. Pure.
+# Which server a node asks for the time.
 #
 # It is always the scheduler or, as in the paper (arXiv 2404.11352 §VI), the parent in a tree; roots ask the
 # scheduler. A parent may not have opened its port, or may be behind a firewall that drops UDP. A node that

@@ -159,7 +159,7 @@ def _check_spans(root: int, parents: tuple[int, ...], phase: str) -> None:
         )
 
 
-# A tree of the whole job, contracted to the members of a process group, whose sums go along it. Pure.
+# A tree of the whole job, contracted to the members of a process group, whose sums go along it.
 #
 # A group has trees of its own over its members alone: no rank outside it adds, forwards or waits. Each is a
 # tree of the job's policy, in which a member's parent is the nearest member above it. Every member computes

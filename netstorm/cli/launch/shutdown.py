@@ -469,7 +469,7 @@ def outcome(code: int) -> str:
         return f"exit code {code}"
 
 
-# How often, and how soon, something that has failed is started again. Pure.
+# How often, and how soon, something that has failed is started again.
 
 _FIRST_S: Final = 0.5
 """Before the first restart: what the failed process held, such as a port, is free by then."""

@@ -374,7 +374,7 @@ def _chunks(key: Key) -> int:
     return 0
 
 
-# The content of a push to owners: all values of a chunk, quantised ones, or some rows. Pure.
+# The content of a push to owners: all values of a chunk, quantised ones, or some rows.
 #
 # It has the forms of sums: a push is a sum over one rank.
 
@@ -490,7 +490,7 @@ class GradientAssembly:
         return True
 
 
-# The clock of each rank, as an owner knows it (stale synchronous parallel; MLNET, HotCloud'15). Pure.
+# The clock of each rank, as an owner knows it (stale synchronous parallel; MLNET, HotCloud'15).
 #
 # A clock of a rank has ended at an owner once all that the rank pushed in it has been applied there. A tick
 # carries the number of those pushes, since it may overtake them on the network. In an elastic job, where
@@ -584,7 +584,7 @@ def check_counts(*counts: int) -> None:
             raise ProtocolViolation(f"a count of {count} pushes or clocks: expected at most {MOST_COUNTED}")
 
 
-# What an owner needs of a frontend: the values of its blocks, and their update rule. Pure.
+# What an owner needs of a frontend: the values of its blocks, and their update rule.
 
 
 class BlockStore(Protocol):
@@ -641,7 +641,7 @@ class BlockStore(Protocol):
         """Hold a block no longer: it is another rank's now."""
 
 
-# A key of which this rank owns some blocks, or keeps them until their new owner has them. Pure.
+# A key of which this rank owns some blocks, or keeps them until their new owner has them.
 
 
 class Served:
@@ -710,7 +710,7 @@ class Served:
         self.by_chunk = {chunk: block for block in self.owned for chunk in block.chunks}
 
 
-# States of blocks as bytes: what a rank keeps for owners, and how a state travels. Pure.
+# States of blocks as bytes: what a rank keeps for owners, and how a state travels.
 #
 # An owner ships a block's state, not the pushes that led to it. Rules may give other results when a push is
 # replayed (random draws, counts of all updates, a user's function), and of N ranks N gradients would travel.
@@ -902,7 +902,7 @@ def _name(message: BlockCopy) -> str:
     return f"version {message.version} of block {message.block} of key {message.key}"
 
 
-# An owner's answers to pulls: values, rows, or the states of its update rule. Pure.
+# An owner's answers to pulls: values, rows, or the states of its update rule.
 
 Answer = tuple[int, Value | States, Buffer]
 """The receiver's rank, a message with an empty path, and its payload."""
@@ -985,7 +985,7 @@ def states_for(block: Block, ready: Iterable[WaitingPull], values: Buffer, state
             yield waiting.rank, message, whole[piece * _PIECE_BYTES : (piece + 1) * _PIECE_BYTES]
 
 
-# How far ranks are, as an owner knows it, and whether a pull must wait for the slowest of them. Pure.
+# How far ranks are, as an owner knows it, and whether a pull must wait for the slowest of them.
 #
 # Bounded staleness is that of stale synchronous parallel training (MLNET, HotCloud'15). Clocks are those that
 # scripts count, or else each push of a key is one.
@@ -1114,7 +1114,7 @@ class Staleness:
         return found
 
 
-# Messages: those that wait, and those that this rank sends. Pure.
+# Messages: those that wait, and those that this rank sends.
 
 ToOwner: TypeAlias = Push | Pull | PullRows | PullStates | CopyMessage
 

@@ -793,7 +793,7 @@ def _key_of(number: int) -> tuple[str, int]:
     return "owner", number
 
 
-# Which rank has the newest state of a block, at the begin of a view. Pure.
+# Which rank has the newest state of a block, at the begin of a view.
 #
 # A new view gives blocks other owners and replicas. Each rank tells each other one which states it has of the
 # blocks that are the other one's now. Once an owner has heard of all, it takes the newest state. What was

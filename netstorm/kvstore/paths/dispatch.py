@@ -475,7 +475,7 @@ def part_id(part: Part) -> PartId:
     return part.key, part.round, part.chunk, int(part.phase), part.version
 
 
-# Exploration: which chunk takes a detour only to measure its links, and when. Pure.
+# Exploration: which chunk takes a detour only to measure its links, and when.
 #
 # A policy may mark detours as `explore`: links that no tree uses, whose bandwidth is to be estimated. A small
 # share of the chunks (EXPLORE_SHARE) goes over them, one at a time. A chunk that arrives late delays its

@@ -185,7 +185,7 @@ class KnownRoutes:
         return self._trees[version]
 
 
-# A node on an auxiliary path: forwarding of parts, and confirmation of their arrival. Pure.
+# A node on an auxiliary path: forwarding of parts, and confirmation of their arrival.
 #
 # A part carries its path (the paper's PATH, arXiv 2404.11352 §VII-B), and a node on it follows that alone,
 # whatever policy it has: nodes with different policies could send a chunk to and fro between them. At its end
@@ -322,7 +322,7 @@ def parts_to_resend(
             yield send
 
 
-# Links out of this node that have failed: detours around them, and when they are tried again. Pure.
+# Links out of this node that have failed: detours around them, and when they are tried again.
 #
 # A link that cannot be re-established does not end the job. The session returns what it did not deliver. That
 # and all that follows goes over other nodes, on a detour that the scheduler has found (`FailedLinks`), like
@@ -445,7 +445,7 @@ class Detours:
         return None
 
 
-# Source-routed messages: they follow the path that they carry, whatever policy a node on it has. Pure.
+# Source-routed messages: they follow the path that they carry, whatever policy a node on it has.
 #
 # The data of asynchronous training goes between any two ranks, but only ranks with a link can talk directly.
 # What a node has to forward is bounded by what the ends have outstanding: a push and a pull of each key. So,

@@ -317,7 +317,7 @@ class ClusterClock:
         return self.client.sync.error_bound(now)
 
 
-# A node's own metrics for Prometheus. Names and labels are append-only: dashboards know them. Pure.
+# A node's own metrics for Prometheus. Names and labels are append-only: dashboards know them.
 
 _LINK_COUNTERS: Final = {
     "bytes_sent": ("netstorm_link_sent_bytes", "Headers included."),

@@ -638,7 +638,7 @@ class Aggregation:
         return min((operation.begun_at for operation in self.outstanding()), default=math.inf)
 
 
-# Checks of received parts: each must agree with what the scheduler has fixed. Pure.
+# Checks of received parts: each must agree with what the scheduler has fixed.
 
 
 def check_part(
@@ -795,7 +795,7 @@ def _name(part: Part, key: Key) -> str:
     return f"{part.phase.name.lower()} part of chunk {part.chunk}, round {part.round} of key {key.name!r}"
 
 
-# Parts that came before what they refer to is known here: a key, a policy, or a moved chunk. Pure.
+# Parts that came before what they refer to is known here: a key, a policy, or a moved chunk.
 #
 # The paper's case 2 (arXiv 2404.11352 §VII-A): a contribution is never dropped because its policy is not
 # known.
@@ -854,7 +854,6 @@ class EarlyParts:
 
 
 # Collective calls that wait, for the scheduler to compare: ranks whose calls differ wait for each other.
-# Pure.
 #
 # A call that other ranks do not make never completes. So a rank reports what has waited for a second, and the
 # scheduler, which hears of both sides, can name them. A call that reaches its time-out ends the job, and the
@@ -951,7 +950,7 @@ def _report(call: CollectiveCall | None) -> WaitingCall:
     return WaitingCall(group=call.group, number=call.number, text=call.text)
 
 
-# Topology requests (TRP): when to report that a round has begun, which requests the next policy. Pure.
+# Topology requests (TRP): when to report that a round has begun, which requests the next policy.
 #
 # The later the request, the newer is the policy that the next round gets; but the answer must be here before
 # any rank waits for it. So where rounds take long, the request is sent shortly before the end of a round. And

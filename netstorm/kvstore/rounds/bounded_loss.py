@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-# Which chunks matter: DGT's ranking (Zhou et al., FGCS 121, 2021), by results. Pure.
+# Which chunks matter: DGT's ranking (Zhou et al., FGCS 121, 2021), by results.
 #
 # DGT ranks the blocks of each sender by a moving mean of their absolute values. Trees add blocks of all
 # ranks, so all ranks must send the same chunks first: they are ranked by their sums, which are the same
@@ -103,7 +103,7 @@ class Importance:
         self._means.clear()
 
 
-# When a root may end chunks without some contributions: what is missing is a small share of all. Pure.
+# When a root may end chunks without some contributions: what is missing is a small share of all.
 #
 # What counts are a step's own gradients: those of earlier steps, which a contribution may contain, were
 # counted as late before. How large a gradient is that has not come is not known. It is taken to be as large
@@ -415,7 +415,7 @@ def _step(round: Round) -> _Step:
     return round.key.spec.namespace, round.round
 
 
-# How often in a row ranks were missing from the results of each chunk. Pure.
+# How often in a row ranks were missing from the results of each chunk.
 #
 # What was not counted is added to a rank's next contribution, which is the larger the longer that goes on,
 # and the older. All nodes see all results, so whoever becomes a chunk's root knows.
@@ -457,7 +457,7 @@ class MissedRounds:
 
 
 # How large the values of a chunk are: the sum of their absolute values (DGT's contribution of a block,
-# Zhou et al. 2021, is their mean). Pure.
+# Zhou et al. 2021, is their mean).
 
 
 def mass_of(values: Values | None, form: Form, elements: int) -> float:

@@ -6,25 +6,25 @@ A new technique is a module with an `Extension`, and a line in `NodeRounds`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final
 
 from netstorm.kvstore.forms import Key, UndeterminedForm
 from netstorm.kvstore.operations import Operation, Outbox
-from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
+from netstorm.kvstore.paths.dispatch import AuxiliaryOptions, Dispatch
 from netstorm.kvstore.rounds.aggregation import Aggregation
-from netstorm.kvstore.rounds.auxiliary import AuxiliaryPaths
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.rounds.bounded_loss import BoundedLoss
 from netstorm.kvstore.rounds.look_ahead import LookAhead
+from netstorm.kvstore.rounds.round import Extension, PartTag
 from netstorm.kvstore.rounds.takeover import Takeover
 from netstorm.kvstore.rounds.views import ViewChanges
 from netstorm.observe.log import Counters
 from netstorm.protocol.messages import ANY_RULE, Moved, ViewAgreed
-from netstorm.pslite.machine import Links, WaitingBytes
-from netstorm.topology.policy import Plan
+from netstorm.pslite.machine import Links, Send, WaitingBytes
+from netstorm.topology.policy import Plan, Policy
 
-__all__ = ["NodeRounds", "ZeroContributions"]
+__all__ = ["AuxiliaryPaths", "NodeRounds", "ZeroContributions"]
 
 
 class NodeRounds(Aggregation):
@@ -99,12 +99,51 @@ class NodeRounds(Aggregation):
         self.advance(rounds)
 
 
-# The zeros that a rank contributes after its program has ended, with NETSTORM_UNEVEN=join. Pure.
+# The zeros that a rank contributes after its program has ended, with NETSTORM_UNEVEN=join.
 #
 # A finished rank does not know which rounds the others will still push, and need not. It always contributes
 # as far ahead of what is complete as a node may, so its zeros are there before any rank waits for them. Nor
 # does it know whether the others will push dense arrays, rows or compressed ones: zeros have no payload, and
 # a form of their own that any other form replaces.
+
+
+class AuxiliaryPaths(Extension):
+    """The parts of one node that wait for their path.
+
+    Attributes:
+        dispatch: holds them.
+    """
+
+    def __init__(self, rounds: Aggregation, options: AuxiliaryOptions) -> None:
+        self.dispatch: Final = Dispatch(options, rounds.counters)
+        self._rounds: Final = rounds
+
+    def policy_known(self, policy: Policy) -> None:
+        """Plug in with the first policy that has such paths."""
+        if policy.detours:
+            self._rounds.extend(self)
+
+    def reroutes(self, send: Send, tag: PartTag, plan: Plan) -> bool:
+        """Keep a part for a neighbour to which there are other paths."""
+        if tag.peer not in plan.detours:
+            return False
+        self.dispatch.enqueue(send, plan.detours[tag.peer])
+        return True
+
+    def queues(self, send: Send) -> bool:
+        """Keep a part that this node only forwards, if others wait for the same neighbour: it has a turn."""
+        if int(send.peer) not in self.dispatch.backlogs:
+            return False
+        self.dispatch.enqueue(send)
+        return True
+
+    def taken_back(self, wanted: Callable[[Hashable], bool]) -> list[Send]:
+        """Return the parts that wait here and are `wanted`, which then wait no more."""
+        return self.dispatch.take_out(wanted)
+
+    def clear(self) -> None:
+        """Drop all parts."""
+        self.dispatch.clear()
 
 
 class ZeroContributions:

@@ -434,7 +434,7 @@ class OrderedSum:
                 add(values, turn)
 
 
-# Which rounds of each key are complete on this node. They complete in any order. Pure.
+# Which rounds of each key are complete on this node. They complete in any order.
 
 
 class CompleteRounds:
@@ -476,7 +476,7 @@ class CompleteRounds:
             beyond.remove(self.up_to[key])
 
 
-# What one node knows of a round that may end without some contributions. Pure.
+# What one node knows of a round that may end without some contributions.
 #
 # A sum that has gone up without some of its subtree is followed by what comes later, in parts of their own.
 # All that is counted here belongs to a policy: if a chunk moves to another one, its sum begins anew.

@@ -382,7 +382,7 @@ def lost_error(operation: Operation) -> NodeLost:
     return NodeLost(f"{operation}: its result was lost with a rank that has left the job")
 
 
-# Results that a node keeps for others, in jobs that nodes may leave. Pure.
+# Results that a node keeps for others, in jobs that nodes may leave.
 #
 # A node that has a result may be the only one: the others' copies were lost with the node that forwarded
 # them. So each keeps its results until all contributors are known to have completed the round. Results are
@@ -473,7 +473,7 @@ class KeptResults:
         self._rounds.clear()
 
 
-# Up to which round silent members have all results: until then the others keep them. Pure.
+# Up to which round silent members have all results: until then the others keep them.
 #
 # A silent member contributes nothing, so that nothing waits for it. But nothing that others send up the trees
 # says what it has, either. So it tells them. What it has said counts until it is among the contributors of

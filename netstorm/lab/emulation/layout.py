@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-# The layout of an emulated network: names, addresses, devices, routes and hosts files. Pure.
+# The layout of an emulated network: names, addresses, devices, routes and hosts files.
 #
 # Each rank has a network namespace with an address of IPv4 and one of IPv6, on a bridge device without ports
 # (not on `lo`: some libraries, such as Gloo, use 127.0.0.1 if the address is on `lo`). Each link is a
@@ -143,7 +143,7 @@ def checked_name(name: str) -> str:
     return name
 
 
-# Commands for links of the kernel: veth pairs, HTB for the rate, netem for latency and loss. Pure.
+# Commands for links of the kernel: veth pairs, HTB for the rate, netem for latency and loss.
 #
 # At the sending end netem adds latency and loss; its child HTB sends at the rate, from a bounded queue. A
 # link without latency and loss needs HTB alone. Segmentation offload is off, or netem would lose 64 KiB at

@@ -116,7 +116,7 @@ class NetworkReport(NetworkDescription):
     links: list[LinkReport]
 
 
-# Requests to the daemon of an emulated network, as they come through its control socket. Pure.
+# Requests to the daemon of an emulated network, as they come through its control socket.
 
 MOST_BYTES: Final = 2**16
 """Of a request: they are short."""

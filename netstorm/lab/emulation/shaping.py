@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-# One direction of a link as a queue on virtual time: rate, latency, loss and a bounded buffer. Pure.
+# One direction of a link as a queue on virtual time: rate, latency, loss and a bounded buffer.
 #
 # A packet waits until those before it have left, takes bytes / rate to leave, and arrives after the
 # latency. So the state of the queue is the time at which it will be empty; a packet's arrival is computed

@@ -29,7 +29,7 @@ from netstorm.protocol.frames import checksum, ranks_in
 __all__ = ["ElasticProgram", "ExactValues", "KeyKind", "KeyUse", "ProgramPlan", "ResultChecks", "WrongResult"]
 
 
-# What each rank of a simulated job contributes to each round, and the exact sum over any ranks. Pure.
+# What each rank of a simulated job contributes to each round, and the exact sum over any ranks.
 #
 # Values are small whole numbers, so that sums are exact in every type. They are windows of one long row of
 # random numbers a rank, so they cost no time, and differ from rank to rank, key to key and round to round.
@@ -468,7 +468,7 @@ class ElasticProgram:
         self._call(group, exchange, expected)
 
 
-# Checks of all results of a simulated job that nodes leave and join. Pure.
+# Checks of all results of a simulated job that nodes leave and join.
 #
 # Every result at every rank is the exact sum of the contributors that it names, and the same, bit for bit, as
 # at all ranks that are in the job. So is the state that programs compute from results. A process that is out,

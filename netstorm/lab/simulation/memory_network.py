@@ -658,7 +658,7 @@ class Partitions:
         return min(times, default=None)
 
 
-# Virtual time: actions and when they are due, in a deterministic order. Pure.
+# Virtual time: actions and when they are due, in a deterministic order.
 #
 # A test or a simulated cluster drives it; nothing here waits. Actions that are due at the same time run in
 # the order in which they were scheduled, so a run is a function of its inputs.

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-# Mutations of structured values: what decodes stays decodable, but says something else. Pure.
+# Mutations of structured values: what decodes stays decodable, but says something else.
 #
 # A value is what MessagePack and JSON have: nested lists and mappings of numbers, texts, bytes and null.
 
@@ -187,7 +187,7 @@ def _part_of(chance: random.Random, value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-# Mutations that know nothing of a format: bits, bytes, numbers, pieces. Pure.
+# Mutations that know nothing of a format: bits, bytes, numbers, pieces.
 
 _BYTES: Final = (0, 1, 0x7F, 0x80, 0xFF, 0x90, 0xDF, 0xC0, 0xCA, 0x20, 0x0A, 0x22, 0x5B, 0x7B)
 _NUMBERS: Final = (0, 1, 2**7, 2**8 - 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
@@ -273,7 +273,7 @@ _CHANGES: Final[tuple[Callable[[random.Random, bytearray, bytes], None], ...]] =
 )
 
 
-# Mutations of text formats: words and lines are moved, and replaced by others of the format. Pure.
+# Mutations of text formats: words and lines are moved, and replaced by others of the format.
 
 _WORDS: Final = re.compile(rb"[A-Za-z_]+|[0-9]+|\s+|.", re.DOTALL)
 _TEXT_NUMBERS: Final = (

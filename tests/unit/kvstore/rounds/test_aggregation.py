@@ -8,11 +8,10 @@ import pytest
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation, Outbox
-from netstorm.kvstore.rounds.auxiliary import AuxiliaryPaths
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.rounds.bounded_loss import BoundedLoss
 from netstorm.kvstore.rounds.look_ahead import LookAhead
-from netstorm.kvstore.rounds.node_rounds import NodeRounds
+from netstorm.kvstore.rounds.node_rounds import AuxiliaryPaths, NodeRounds
 from netstorm.kvstore.rounds.takeover import Takeover
 from netstorm.observe.log import Counters
 from netstorm.protocol.codecs import UNDETERMINED_FORM
