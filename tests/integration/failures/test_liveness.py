@@ -6,7 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-from tests.integration.failures.scripts import start_plain
+import pytest
+
+from tests.integration.failures.scripts import start, start_plain
 from tests.integration.jobs import Job
 
 BUSY_S = 7
@@ -50,10 +52,12 @@ except errors.NetStormError as error:
 """
 
 
-def test_a_rank_whose_interpreter_is_busy_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begin", [start_plain, start], ids=["plain", "mxnet"])
+def test_a_rank_whose_interpreter_is_busy_is_waited_for(begin, tmp_path: Path) -> None:
     with Job(tmp_path, 3, **SHORT) as job:
-        for rank, script in enumerate((STEPS, HOLDS_THE_INTERPRETER, STEPS)):
-            start_plain(job, rank, script)
+        begin(job, 1, HOLDS_THE_INTERPRETER)
+        for rank in (0, 2):
+            start_plain(job, rank, STEPS)
         ended = job.end_all()
         scheduler = job.end(-1)
     assert [one.code for one in (*ended, scheduler)] == [0] * 4, scheduler.text
@@ -95,10 +99,14 @@ def test_whoever_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert "runs again" in ended[3].err
 
 
-def test_a_process_that_has_ended_is_missed_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "dies",
+    ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)", "import ctypes; ctypes.string_at(0)"],
+)
+def test_a_process_that_has_ended_is_missed_at_once(dies: str, tmp_path: Path) -> None:
     with Job(tmp_path, 2, **PATIENT) as job:
         start_plain(job, 0, WAITS)
-        start_plain(job, 1, "step(); show('dies'); os.kill(os.getpid(), signal.SIGKILL)")
+        start_plain(job, 1, f"step()\nshow('dies')\n{dies}\n")
         job.wait_until_said(1, "dies")
         began = time.monotonic()
         ended, scheduler = job.end(0), job.end(-1)
