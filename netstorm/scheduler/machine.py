@@ -265,7 +265,7 @@ class SchedulerMachine:
         if job is None or rank is None:
             self._startup.busy(peer, seconds, now)
         else:
-            job.members.liveness.busy(rank, now)
+            job.members.liveness.busy(rank)
 
     def tick(self, now: float) -> None:
         """Do what is due."""

@@ -134,9 +134,6 @@ _PROOF_BEATS: Final = 2
 _MISSED_BEATS: Final = 3
 """Heartbeat intervals without any message after which a rank does not run, for whatever reason."""
 
-_VALID_BEATS: Final = 2
-"""Heartbeat intervals for which it holds that a rank is busy; the scheduler asks once an interval."""
-
 
 def busy_text(name: str, seconds: float) -> str:
     """Return that a process is busy, for a person."""
@@ -184,11 +181,14 @@ class Liveness:
         self._last: Final = [LastSign(now, "it joined", now) for _ in members]
         self._watched: Final = {member.rank for member in members if member.port}
         self._suspicions: dict[tuple[int, int], Suspicion] = {}
-        self._busy: Final[dict[int, float]] = {}
-        """By rank that was found to be busy: when it was found last."""
+        self._busy: Final[set[int]] = set()
+        """Silent ranks whose machines have acknowledged."""
         self._warn_after_s: Final[dict[int, float]] = {}
         """By rank that is busy: how long it must be so for the next warning."""
         self._ask_after_s: Final = max(self._timeout_s - self._interval_s, self._timeout_s / 2)
+        self._asked: Final[dict[int, float]] = {}
+        """By silent rank: since when its machine has been asked, and has not acknowledged."""
+        self._answer_s: Final = (self._timeout_s - self._ask_after_s) / 2
         self._next_check = now + self._ask_after_s
 
     def heard(self, rank: int, now: float) -> None:
@@ -197,9 +197,10 @@ class Liveness:
         if self._suspicions and not self.runs(rank, now):
             self._restart_suspicions(rank, now)
         last.at = now
+        self._asked.pop(rank, None)
         self.ended.heard(rank)
         if rank in self._busy:
-            del self._busy[rank]
+            self._busy.remove(rank)
             if self._warn_after_s.pop(rank, 0.0):
                 _log.warning("%s runs again", describe_member(self._members[rank]))
 
@@ -231,14 +232,16 @@ class Liveness:
         """Expect no heartbeat of a rank any more."""
         self._watched.discard(rank)
         self.ended.heard(rank)
-        self._busy.pop(rank, None)
+        self._asked.pop(rank, None)
+        self._busy.discard(rank)
         self._warn_after_s.pop(rank, None)
         for pair in [pair for pair in self._suspicions if rank in pair]:
             del self._suspicions[pair]
 
-    def busy(self, rank: int, now: float) -> None:
+    def busy(self, rank: int) -> None:
         """Record that the kernel of a silent rank's machine acknowledges."""
-        self._busy[rank] = now
+        self._asked.pop(rank, None)
+        self._busy.add(rank)
 
     def busy_for(self, rank: int, now: float) -> float:
         """Return for how long a rank has been busy; 0: it is not, or for less than a heartbeat time-out."""
@@ -267,8 +270,11 @@ class Liveness:
         return [busy_text(describe_member(self._members[rank]), seconds) for rank, seconds in due]
 
     def overdue(self, now: float) -> list[int]:
-        """Return the ranks whose heartbeats are overdue: it is time to find out whether they are busy."""
-        return [rank for rank in self._watched if now - self._last[rank].at >= self._ask_after_s]
+        """Return the ranks whose heartbeats are overdue, of which the caller finds out whether they are busy."""
+        ranks = [rank for rank in self._watched if now - self._last[rank].at >= self._ask_after_s]
+        for rank in ranks:
+            self._asked.setdefault(rank, now)
+        return ranks
 
     def runs(self, rank: int, now: float) -> bool:
         """Return whether a rank has sent something lately."""
@@ -335,10 +341,11 @@ class Liveness:
         ]
 
     def _may_be_longer(self, rank: int, now: float) -> bool:
-        """Return whether a silent rank is busy, and may be for longer."""
-        found_at = self._busy.get(rank, -math.inf)
+        """Return whether a silent rank is busy, and may be for longer. Its machine must have had time to say so:
+        this process may be late itself, and ask only now.
+        """
         within = now - self._last[rank].at < self._wait_timeout_s
-        return within and now - found_at <= _VALID_BEATS * self._interval_s
+        return within and now - self._asked.get(rank, now) < self._answer_s
 
     def _restart_suspicions(self, rank: int, now: float) -> None:
         """A rank goes on after it was silent: what it says from now on proves that its links are broken."""

@@ -332,7 +332,7 @@ def _chosen_host(
         return common[0]
     texts = [
         f"rank {rank} (host {note.name}) reaches {' and '.join(note.addresses) or 'none'}"
-        for rank, note in sorted(reached.items(), key=lambda item: len(item[1].addresses))
+        for rank, note in sorted(reached.items(), key=lambda item: (len(item[1].addresses), item[0]))
     ]
     raise Unreachable(
         f"no address of rank 0's host {members[0].name} can be reached by all ranks: it has "

@@ -147,6 +147,23 @@ def test_a_busy_rank_is_warned_of_and_not_lost():
     assert "is lost: no heartbeat for" in driven.gone(0).reason
 
 
+def test_a_scheduler_that_is_late_asks_before_it_takes_a_silent_rank_for_lost():
+    driven = running(2, heartbeat_timeout_s=10.0)
+    driven.busy = {1}
+    for _ in range(3):
+        driven.say(0, m.Heartbeat())
+        driven.now += 11.0
+        driven.tick()
+    assert driven.machine.phase is JobPhase.RUNNING
+    driven.busy = set()
+    driven.say(0, m.Heartbeat())
+    driven.now += 11.0
+    driven.tick()
+    assert driven.machine.phase is JobPhase.RUNNING  # nobody could have answered yet
+    driven.run(2, beating=(0,))
+    assert "rank 1 (n1:4000, site1) is lost: no heartbeat for" in driven.gone(0).reason
+
+
 def test_a_busy_rank_whose_machine_is_cut_off_is_lost():
     driven = running(2, heartbeat_timeout_s=10.0)
     driven.busy = {1}
