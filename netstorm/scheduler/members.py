@@ -270,7 +270,7 @@ class Liveness:
         return [busy_text(describe_member(self._members[rank]), seconds) for rank, seconds in due]
 
     def overdue(self, now: float) -> list[int]:
-        """Return the ranks whose heartbeats are overdue, of which the caller finds out whether they are busy."""
+        """Return the ranks whose heartbeats are overdue, and which the caller now asks about."""
         ranks = [rank for rank in self._watched if now - self._last[rank].at >= self._ask_after_s]
         for rank in ranks:
             self._asked.setdefault(rank, now)
@@ -341,7 +341,7 @@ class Liveness:
         ]
 
     def _may_be_longer(self, rank: int, now: float) -> bool:
-        """Return whether a silent rank is busy, and may be for longer. Its machine must have had time to say so:
+        """Return whether a silent rank may be so for longer: it is busy, or had no time to be found so, as
         this process may be late itself, and ask only now.
         """
         within = now - self._last[rank].at < self._wait_timeout_s
