@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a small CNN with PyTorch's DistributedDataParallel on one or many nodes.
+"""Trains a network with PyTorch's DistributedDataParallel on one or many nodes.
 
 torchrun --nproc-per-node 4 examples/torch_digits.py
 netstorm launch -n 4 -- python examples/torch_digits.py
@@ -17,13 +17,14 @@ from digits.errors import usage_errors
 from digits.progress import progress_of
 from digits.recorder import Recorder
 from digits.shards import Batch, Shard, in_order
+from digits.torch_models import AlexNet
 from digits.torch_options import TorchOptions, optimizer_of, parse
 from torch_start import process_group
 
 
 def main() -> None:
     """Train as the command line says."""
-    options = parse("Trains a small CNN with DistributedDataParallel on one or many nodes.")
+    options = parse("Trains a network with DistributedDataParallel on one or many nodes.")
     with usage_errors():
         data = load(options.dataset, options.data_dir)
         with process_group(options.backend):  # init_process_group, with clear errors
@@ -35,7 +36,7 @@ def train(options: TorchOptions, data: Dataset) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     shard = Shard(data.train, rank=rank, ranks=ranks, batch_size=options.batch_size, seed=options.seed)
     torch.manual_seed(options.seed + rank)  # DDP gives all ranks the first one's weights
-    net = DistributedDataParallel(cnn(data))
+    net = DistributedDataParallel(network(options, data))
     optimizer = optimizer_of(options, net.parameters())
     loss_of = nn.CrossEntropyLoss()
 
@@ -59,8 +60,17 @@ def train(options: TorchOptions, data: Dataset) -> None:
     recorder.end(progress.results, {name: value.numpy() for name, value in net.module.state_dict().items()})
 
 
+def network(options: TorchOptions, data: Dataset) -> nn.Module:
+    """Return the network that the command line names.
+
+    Raises:
+        ExampleError: the images would be too small for it.
+    """
+    return AlexNet(data.classes, options.image_size) if options.model == "alexnet" else cnn(data)
+
+
 def cnn(data: Dataset) -> nn.Module:
-    """Return the network, for images of any size from 4 pixels."""
+    """Return a small network, for images of any size from 4 pixels."""
     channels = data.train.images.shape[1]
     net = nn.Sequential(
         nn.Conv2d(channels, 16, kernel_size=3, padding=1),
@@ -88,10 +98,12 @@ def tensors(batch: Batch, white: int) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.no_grad()
 def accuracy(net: nn.Module, data: Dataset, batch_size: int) -> float:
     """Return the share of test samples that the network gets right."""
+    net.eval()
     right = 0
     for batch in in_order(data.test, batch_size):
         images, labels = tensors(batch, data.white)
         right += int((net(images).argmax(1) == labels).sum())
+    net.train()
     return right / len(data.test)
 
 

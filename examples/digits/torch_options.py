@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from digits.options import TrainingOptions, add_training_options
+from digits.options import TrainingOptions, add_training_options, whole_number
 
 __all__ = ["TorchOptions", "optimizer_of", "parse"]
 
@@ -29,12 +29,22 @@ class TorchOptions(TrainingOptions):
     """What the user asked for, of PyTorch."""
 
     backend: str
+    model: str
+    image_size: int | None
+    """Height and width that images are resized to; None is the model's own choice."""
 
 
 def parse(description: str, arguments: Sequence[str] | None = None) -> TorchOptions:
     """Return the options; a wrong one ends the program with exit code 2."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--backend", default="netstorm", help="what init_process_group is asked for")
+    parser.add_argument("--model", choices=("cnn", "alexnet"), default="cnn")
+    parser.add_argument(
+        "--image-size",
+        type=whole_number,
+        metavar="PIXELS",
+        help="AlexNet's images are resized to this; by default 224",
+    )
     names = ", ".join(_OPTIMIZERS)
     add_training_options(parser, f"one of {names}")
     options = TorchOptions(**vars(parser.parse_args(arguments)))
