@@ -22,37 +22,40 @@ from netstorm.kvstore.messages import (
     Arrived,
     Matching,
     PointToPoint,
-)
+)  # fmt: skip
 from netstorm.kvstore.operations import ANY_PEER, Outbox, ReceiveOperation, SendOperation
 from netstorm.observe.log import Counters
+from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
-from netstorm.protocol.messages import (
-    Accept,
-    CountRequest,
-    MessageCount,
-    Offer,
-    Piece,
-    Rejected,
-    SmallMessage,
-    Taken,
-)
 from netstorm.pslite.machine import URGENT, Call, Send
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
 
+LARGE = 2 * PIECE_BYTES + 1
+
 
 def policy_of(parents, version=0):
     """Return a policy of one tree."""
-    root = parents.index(-1)
-    tree = Tree(root=root, reduce_parent=tuple(parents), broadcast_parent=tuple(parents))
+    tree = Tree(root=parents.index(-1), reduce_parent=tuple(parents), broadcast_parent=tuple(parents))
     return Policy(version=version, trees=(tree,), weights=(1,))
 
 
-class Flight:
-    """The nodes of a job, in a chain unless `parents` says otherwise."""
+def values_of(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size).astype(np.uint8)
 
-    def __init__(self, size=2, parents=None):
-        policy = policy_of(parents or [-1, *range(size - 1)])
+
+def new_receive(peer, size=1, *, tag=0, channel="world", peers=(), done=lambda _: None):
+    return ReceiveOperation(
+        peer=peer, channel=channel, tag=tag, destination=np.zeros(size, np.uint8), what=f"uint8 ({size},)",
+        done=done, peers=peers,
+    )  # fmt: skip
+
+
+class Flight:
+    """The nodes of a job, in a chain, and the messages between them, which a test delivers as it likes."""
+
+    def __init__(self, size=2):
+        policy = policy_of([-1, *range(size - 1)])
         self.outboxes = [Outbox() for _ in range(size)]
         self.counters = [Counters() for _ in range(size)]
         self.nodes = [
@@ -66,28 +69,15 @@ class Flight:
 
     def send(self, source, target, values, *, tag=0, channel="world", refused=None):
         operation = SendOperation(
-            peer=target,
-            channel=channel,
-            tag=tag,
-            source=np.asarray(values, np.uint8),
-            what=f"uint8 ({len(values)},)",
-            done=lambda error: self._end(operation, error),
-            refused=refused,
-        )
+            peer=target, channel=channel, tag=tag, source=np.asarray(values, np.uint8),
+            what=f"uint8 ({len(values)},)", done=lambda error: self._end(operation, error), refused=refused,
+        )  # fmt: skip
         self.nodes[source].submit(operation, 0.0)
         self.collect()
         return operation
 
-    def receive(self, target, source, size, *, tag=0, channel="world", peers=(), now=0.0):
-        operation = ReceiveOperation(
-            peer=source,
-            channel=channel,
-            tag=tag,
-            destination=np.zeros(size, np.uint8),
-            what=f"uint8 ({size},)",
-            done=lambda error: self._end(operation, error),
-            peers=peers,
-        )
+    def receive(self, target, source, size, *, now=0.0, **more):
+        operation = new_receive(source, size, done=lambda error: self._end(operation, error), **more)
         self.nodes[target].submit(operation, now)
         self.collect()
         return operation
@@ -117,6 +107,11 @@ class Flight:
         while self.sent:
             self.deliver()
 
+    def finish(self, node, rank):
+        """Let a node hear that a rank has finished."""
+        self.nodes[node].finished(rank)
+        self.collect()
+
     def names(self):
         """Return what is under way."""
         return [type(send.message).__name__ for _, send in self.sent]
@@ -133,14 +128,9 @@ class Flight:
         self.ended.setdefault(operation, []).append(error)
 
 
-LARGE = 2 * PIECE_BYTES + 1
-
-
-def values_of(size, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, size).astype(np.uint8)
-
-
 # ------------------------------------------------------------------------------------------- what goes when
+
+
 def test_a_small_message_goes_at_once_as_a_copy():
     flight = Flight()
     values = values_of(10)
@@ -151,8 +141,7 @@ def test_a_small_message_goes_at_once_as_a_copy():
     receive = flight.receive(1, 0, 10)
     flight.deliver_all()
     assert flight.ended_well(receive)
-    assert receive.destination.tobytes() == right
-    assert receive.source == 0
+    assert (receive.destination.tobytes(), receive.source) == (right, 0)
 
 
 def test_a_large_message_is_offered_and_goes_in_pieces_when_it_is_received():
@@ -176,8 +165,7 @@ def test_a_window_of_pieces_is_under_way_at_most_and_it_moves():
     flight = Flight()
     size = (3 * WINDOW_PIECES - 1) * PIECE_BYTES
     values = values_of(size)
-    receive = flight.receive(1, 0, size)
-    send = flight.send(0, 1, values)
+    receive, send = flight.receive(1, 0, size), flight.send(0, 1, values)
     most = 0
     while flight.sent:
         most = max(most, flight.names().count("Piece"))
@@ -217,12 +205,10 @@ def test_the_bound_holds_for_empty_messages_too():
 def test_a_message_follows_the_links_of_the_newest_policy():
     flight = Flight(4)
     flight.send(0, 3, values_of(3))
-    [(_, send)] = flight.sent
-    assert send.message.path == (0, 1, 2, 3)
     flight.nodes[0].new_policy(policy_of([-1, 0, 0, 0], version=2))
     flight.nodes[0].new_policy(policy_of([-1, 3, 1, 0], version=1))
     flight.send(0, 3, values_of(3))
-    assert flight.sent[-1][1].message.path == (0, 3)
+    assert [send.message.path for _, send in flight.sent] == [(0, 1, 2, 3), (0, 3)]
 
 
 def test_nodes_between_forward_and_pieces_alone_wait_for_what_has_priority():
@@ -232,7 +218,7 @@ def test_nodes_between_forward_and_pieces_alone_wait_for_what_has_priority():
     seen = []
     while flight.sent:
         source, instruction = flight.sent[0]
-        is_piece = isinstance(instruction.message, Piece)
+        is_piece = isinstance(instruction.message, m.Piece)
         assert (instruction.order == URGENT) is not is_piece
         if is_piece and instruction.message.piece == 0:
             seen.append((source, int(instruction.peer)))
@@ -242,7 +228,6 @@ def test_nodes_between_forward_and_pieces_alone_wait_for_what_has_priority():
     assert flight.counters[1].snapshot() == flight.counters[2].snapshot() == {}
 
 
-# ---------------------------------------------------------------------------------- in any order, and twice
 @given(st.data())
 @settings(max_examples=20)
 def test_messages_that_arrive_in_any_order_and_twice_have_the_effect_of_once_in_order(data):
@@ -265,36 +250,29 @@ def test_messages_that_arrive_in_any_order_and_twice_have_the_effect_of_once_in_
             repeat = again < 20 and data.draw(st.booleans())
             again += repeat
             flight.deliver(data.draw(st.integers(0, len(flight.sent) - 1)), again=repeat)
-    assert flight.ended_well(*sends)
-    for number, receive in receives:
-        assert flight.ended_well(receive)
-        assert (receive.destination == number + 1).all()
+    assert flight.ended_well(*sends, *(receive for _, receive in receives))
+    assert all((receive.destination == number + 1).all() for number, receive in receives)
     assert flight.nodes[2].stored_bytes(0) == 0
     assert not [*flight.nodes[0].outstanding(), *flight.nodes[2].outstanding()]
 
 
-# ------------------------------------------------------------------------------------------------- mismatches
-def test_a_small_message_of_the_wrong_size_fails_the_receive_and_then_calls_refused():
+# ------------------------------------------------------------------------------------- mismatches and the end
+
+
+def test_a_small_message_of_the_wrong_size_fails_the_receive_and_then_calls_refused_or_is_logged(caplog):
     flight = Flight()
     refused: list[Any] = []
-    send = flight.send(0, 1, values_of(10), tag=7, refused=refused.append)
-    receive = flight.receive(1, 0, 12, tag=7)
-    flight.deliver_all()
-    assert flight.ended_well(send)
+    sends = [flight.send(0, 1, values_of(10), tag=7, refused=one) for one in (refused.append, None)]
+    receives = [flight.receive(1, 0, 12, tag=7) for _ in sends]
+    with caplog.at_level(logging.ERROR):
+        flight.deliver_all()
+    assert flight.ended_well(*sends)
     text = "rank 0 sends uint8 (10,), 10 bytes, to rank 1 with tag 7; rank 1 expects uint8 (12,), 12 bytes"
-    for error in (*refused, flight.error(receive)):
+    for error in (*refused, *map(flight.error, receives)):
         assert isinstance(error, UsageError)
         assert str(error).startswith(text)
     assert len(refused) == 1
-
-
-def test_without_refused_the_sender_logs_it(caplog):
-    flight = Flight()
-    flight.send(0, 1, values_of(10))
-    flight.receive(1, 0, 12)
-    with caplog.at_level(logging.ERROR):
-        flight.deliver_all()
-    assert "rank 1 expects uint8 (12,), 12 bytes" in caplog.text
+    assert caplog.text.count(text) == 1
 
 
 def test_a_large_message_of_the_wrong_size_fails_both_and_what_follows_matches():
@@ -306,13 +284,11 @@ def test_a_large_message_of_the_wrong_size_fails_both_and_what_follows_matches()
     assert flight.ended_well(*after)
 
 
-# --------------------------------------------------------------------------------------------------- the end
 def test_a_receive_fails_once_all_that_a_finished_rank_has_sent_is_there():
     flight = Flight()
     flight.send(0, 1, values_of(3), tag=1)
     receive = flight.receive(1, 0, 3, tag=2)
-    flight.nodes[1].finished(0)
-    flight.collect()
+    flight.finish(1, 0)
     assert flight.names() == ["SmallMessage", "CountRequest"]
     flight.deliver(1)
     flight.deliver(1)
@@ -324,14 +300,9 @@ def test_a_receive_fails_once_all_that_a_finished_rank_has_sent_is_there():
         "rank 1 waits for a message from rank 0 (tag 2, uint8 (3,)), but that rank has finished"
     )
     assert flight.ended_well(flight.receive(1, 0, 3, tag=1))
-
-
-def test_a_receive_that_is_submitted_after_the_sender_has_finished_fails_too():
-    flight = Flight()
-    flight.nodes[1].finished(0)
-    receives = [flight.receive(1, 0, 3), flight.receive(1, ANY_PEER, 3)]
+    late = [flight.receive(1, 0, 3), flight.receive(1, ANY_PEER, 3)]
     flight.deliver_all()
-    assert all(isinstance(flight.error(receive), UnevenRounds) for receive in receives)
+    assert all(isinstance(flight.error(one), UnevenRounds) for one in late)
 
 
 def test_a_receive_from_any_rank_waits_for_those_that_have_not_finished():
@@ -339,8 +310,7 @@ def test_a_receive_from_any_rank_waits_for_those_that_have_not_finished():
     some = flight.receive(1, ANY_PEER, 3, peers=(0, 1, 2))
     every = flight.receive(1, ANY_PEER, 3)
     for rank, ended in ((0, []), (2, [some]), (3, [some, every])):
-        flight.nodes[1].finished(rank)
-        flight.collect()
+        flight.finish(1, rank)
         flight.deliver_all()
         assert list(flight.ended) == ended
     assert "any of ranks [0, 1, 2] (tag 0, uint8 (3,)), but these ranks have finished" in str(
@@ -353,8 +323,7 @@ def test_a_rank_that_finishes_rejects_what_waits_and_what_comes():
     refused: list[Any] = []
     sends = [flight.send(0, 1, values_of(LARGE)), flight.send(0, 1, values_of(3), refused=refused.append)]
     flight.deliver_all()
-    flight.nodes[1].finished(1)
-    flight.collect()
+    flight.finish(1, 1)
     sends.append(flight.send(0, 1, values_of(LARGE)))
     flight.deliver_all()
     for error in (flight.error(sends[0]), flight.error(sends[2]), *refused):
@@ -367,7 +336,7 @@ def test_a_rank_that_finishes_rejects_what_waits_and_what_comes():
 def test_a_rank_that_finishes_gets_what_it_has_asked_for_before():
     flight = Flight()
     receive = flight.receive(1, 0, LARGE)
-    flight.nodes[1].finished(1)
+    flight.finish(1, 1)
     send = flight.send(0, 1, values_of(LARGE))
     flight.deliver_all()
     assert flight.ended_well(send, receive)
@@ -377,9 +346,8 @@ def test_at_the_end_of_the_job_a_send_that_was_accepted_counts_as_received():
     flight = Flight()
     accepted, offered = flight.send(0, 1, values_of(LARGE)), flight.send(0, 1, values_of(LARGE), tag=1)
     flight.receive(1, 0, LARGE)
-    flight.deliver()
-    flight.deliver()
-    flight.deliver()
+    for _ in range(3):
+        flight.deliver()
     assert flight.names() == ["Piece"] * 3
     flight.nodes[0].end()
     flight.collect()
@@ -401,44 +369,39 @@ def test_a_failure_fails_everything_now_and_later_once():
 
 
 # ------------------------------------------------------------------------------------- what no node may send
-def offered():
-    """Return a job in which rank 0 has offered message 0, which nobody receives, and sent message 1."""
-    flight = Flight()
-    flight.send(0, 1, values_of(LARGE))
-    flight.send(0, 1, values_of(5))
-    flight.deliver_all()
-    return flight
-
 
 ROUTE: dict[str, Any] = {"path": (0, 1), "hop": 1}
-
 BACK: dict[str, Any] = {"path": (1, 0), "hop": 1}
 
 
 @pytest.mark.parametrize(
     ("message", "payload"),
     [
-        (Piece(**ROUTE, number=0, piece=0), b"x" * PIECE_BYTES),
-        (Piece(**ROUTE, number=9, piece=0), b"x"),
-        (Piece(**ROUTE, number=-1, piece=0), b"x"),
-        (Taken(**BACK, number=0), None),
-        (Taken(**BACK, number=2), None),
-        (Rejected(**BACK, number=-1, what="", nbytes=0), None),
-        (Accept(**BACK, number=0, pieces=0), None),
-        (Accept(**BACK, number=0, pieces=4), None),
-        (Accept(**BACK, number=1, pieces=1), None),
-        (Accept(**BACK, number=2, pieces=1), None),
-        (MessageCount(**ROUTE, count=5), None),
-        (SmallMessage(**ROUTE, number=2, channel="", tag=0, what="?"), b"x" * (PIECE_BYTES + 1)),
-        (Offer(**ROUTE, number=2, channel="", tag=0, what="?", nbytes=-1), None),
-        (CountRequest(path=(0, 1), hop=0), None),
-        (CountRequest(path=(1, 1), hop=1), None),
-        (CountRequest(path=(0, 5), hop=1), None),
-        (CountRequest(path=(), hop=0), None),
+        (m.Piece(**ROUTE, number=0, piece=0), b"x" * PIECE_BYTES),
+        (m.Piece(**ROUTE, number=9, piece=0), b"x"),
+        (m.Piece(**ROUTE, number=-1, piece=0), b"x"),
+        (m.Taken(**BACK, number=0), None),
+        (m.Taken(**BACK, number=2), None),
+        (m.Rejected(**BACK, number=-1, what="", nbytes=0), None),
+        (m.Accept(**BACK, number=0, pieces=0), None),
+        (m.Accept(**BACK, number=0, pieces=4), None),
+        (m.Accept(**BACK, number=1, pieces=1), None),
+        (m.Accept(**BACK, number=2, pieces=1), None),
+        (m.MessageCount(**ROUTE, count=5), None),
+        (m.SmallMessage(**ROUTE, number=2, channel="", tag=0, what="?"), b"x" * (PIECE_BYTES + 1)),
+        (m.Offer(**ROUTE, number=2, channel="", tag=0, what="?", nbytes=-1), None),
+        (m.CountRequest(path=(0, 1), hop=0), None),
+        (m.CountRequest(path=(1, 1), hop=1), None),
+        (m.CountRequest(path=(0, 5), hop=1), None),
+        (m.CountRequest(path=(), hop=0), None),
     ],
 )
 def test_a_message_that_no_correct_node_sends_is_a_violation_and_changes_nothing(message, payload):
-    flight = offered()
+    """Rank 0 has offered message 0, which nobody receives, and sent message 1."""
+    flight = Flight()
+    flight.send(0, 1, values_of(LARGE))
+    flight.send(0, 1, values_of(5))
+    flight.deliver_all()
     source = message.path[0] if message.path else 0
     with pytest.raises(ProtocolViolation):
         flight.put(source, 1 - source, message, payload)
@@ -455,7 +418,7 @@ def test_a_piece_of_an_accepted_message_must_fit(piece, size):
     flight.send(0, 1, values_of(LARGE))
     flight.deliver()
     with pytest.raises(ProtocolViolation, match="expected one of the first 3, of a message of 524289 bytes"):
-        flight.put(0, 1, Piece(**ROUTE, number=0, piece=piece), b"x" * size)
+        flight.put(0, 1, m.Piece(**ROUTE, number=0, piece=piece), b"x" * size)
     flight.deliver_all()
     assert receive.destination.tobytes() == values_of(LARGE).tobytes()
 
@@ -464,10 +427,10 @@ def test_a_piece_beyond_the_window_is_a_violation():
     flight = Flight()
     size = 2 * WINDOW_PIECES * PIECE_BYTES
     flight.receive(1, 0, size)
-    flight.send(0, 1, values_of(size))
+    flight.send(0, 1, np.zeros(size, np.uint8))
     flight.deliver()
     with pytest.raises(ProtocolViolation, match=f"expected one of the first {WINDOW_PIECES}"):
-        flight.put(0, 1, Piece(**ROUTE, number=0, piece=WINDOW_PIECES), b"x" * PIECE_BYTES)
+        flight.put(0, 1, m.Piece(**ROUTE, number=0, piece=WINDOW_PIECES), b"x" * PIECE_BYTES)
 
 
 def test_what_comes_again_after_the_end_of_a_message_is_counted_and_dropped():
@@ -486,10 +449,11 @@ def test_what_comes_again_after_the_end_of_a_message_is_counted_and_dropped():
 
 
 # ------------------------------------------------------------------------------------------------- for people
+
+
 def test_the_text_says_what_the_program_waits_for_and_since_when():
     flight = Flight(4)
-    assert flight.nodes[0].waiting_text(math.inf) == ""
-    assert flight.nodes[0].oldest() == math.inf
+    assert (flight.nodes[0].waiting_text(math.inf), flight.nodes[0].oldest()) == ("", math.inf)
     receive = flight.receive(0, 3, 12, tag=7, now=5.0)
     assert flight.nodes[0].waiting_text(4.0) == ""
     assert flight.nodes[0].waiting_text(5.0) == "a message from rank 3 (tag 7, uint8 (12,))"
@@ -506,35 +470,30 @@ def test_the_text_says_what_the_program_waits_for_and_since_when():
     [
         ({"peers": (0, 4)}, "rank 4 as the other end of a message: expected one of 0 to 1"),
         ({"source": -2}, "rank -2 as the other end"),
+        ({"target": 2}, "rank 2 as the other end of a message: expected one of 0 to 1"),
+        ({"target": -1}, "rank -1 as the other end"),
         ({"tag": -(2**63) - 1}, "expected a number of 64 bits"),
         ({"channel": "x" * 257}, "257 characters: expected 256 at most"),
     ],
 )
 def test_an_operation_that_makes_no_sense_fails(changes, words):
     flight = Flight()
-    receive = flight.receive(1, **{"source": ANY_PEER, "size": 3, **changes})
-    assert isinstance(flight.error(receive), UsageError)
-    assert words in str(flight.error(receive))
+    operations = []
+    if "target" not in changes:
+        operations.append(flight.receive(1, **{"source": ANY_PEER, "size": 3, **changes}))
+    if not {"peers", "source"} & set(changes):
+        operations.append(flight.send(0, **{"target": 1, "values": values_of(3), **changes}))
+    for operation in operations:
+        assert isinstance(flight.error(operation), UsageError)
+        assert words in str(flight.error(operation))
 
 
 def test_messages_are_the_same_after_encoding():
-    for message in (Accept(**BACK, number=1, pieces=2), Rejected(**BACK, number=1, what="x", nbytes=3)):
+    for message in (m.Accept(**BACK, number=1, pieces=2), m.Rejected(**BACK, number=1, what="x", nbytes=3)):
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message)) == message
 
 
 # -------------------------------------------------------------------------- which receive takes which message
-
-
-def new_receive(peer, tag=0, channel="world", peers=()):
-    return ReceiveOperation(
-        peer=peer,
-        channel=channel,
-        tag=tag,
-        destination=np.zeros(1, np.uint8),
-        what="uint8 (1,)",
-        done=lambda _: None,
-        peers=peers,
-    )
 
 
 def arrived(sender, tag=0, channel="world", number=0):
@@ -549,6 +508,8 @@ def test_a_message_waits_for_a_receive_and_a_receive_for_a_message():
     assert matching.post(new_receive(1)) is early
     assert matching.arrive(arrived(2)) is late
     assert not [*matching.posted(), *matching.waiting()]
+    assert matching.arrive(arrived(1), keep=False) is None, "where nothing will be received nothing is kept"
+    assert matching.post(new_receive(1)) is None
 
 
 def test_sender_tag_and_channel_must_agree():
@@ -578,12 +539,6 @@ def test_a_receive_takes_the_first_message_of_the_ranks_it_names():
     assert matching.post(new_receive(ANY_PEER)) is messages[0]
 
 
-def test_a_message_is_not_kept_where_nothing_will_be_received():
-    matching = Matching()
-    assert matching.arrive(arrived(1), keep=False) is None
-    assert matching.post(new_receive(1)) is None
-
-
 def test_receives_are_withdrawn_one_by_one():
     matching = Matching()
     receives = [new_receive(1), new_receive(2), new_receive(1)]
@@ -598,19 +553,17 @@ def test_no_pair_is_left_that_would_match(events):
     matching = Matching()
     for is_receive, rank, tag in events:
         if is_receive:
-            matching.post(new_receive(rank, tag))
+            matching.post(new_receive(rank, tag=tag))
         else:
             matching.arrive(arrived(abs(rank), tag))
-    left = [
-        (one, other)
+    assert not any(
+        (one.channel, one.tag) == (other.channel, other.tag) and one.takes(other.sender)
         for one in matching.posted()
         for other in matching.waiting()
-        if (one.channel, one.tag) == (other.channel, other.tag) and one.takes(other.sender)
-    ]
-    assert not left
+    )
 
 
-# --------------------------------------------------------------------------------- the messages of one sender
+# ----------------------------------------------------------------------------------- the messages of one sender
 
 
 def arrival(number, nbytes=10, *, is_offer=False, channel="world", what="uint8 (10,)"):
@@ -622,26 +575,19 @@ def arrival(number, nbytes=10, *, is_offer=False, channel="world", what="uint8 (
 @given(st.permutations(range(6)), st.lists(st.integers(0, 5)))
 def test_every_message_is_delivered_once_and_in_order(order, again):
     arrivals = Arrivals(3)
-    delivered = []
+    delivered: list[int] = []
+    known = set()
     for number in [*order, *again]:
-        arrivals.add(arrival(number))
+        assert arrivals.add(arrival(number)) == (number not in known)
+        known.add(number)
         delivered += [one.number for one in arrivals.take_ready()]
     assert delivered == list(range(6))
 
 
-def test_a_message_that_has_come_before_is_not_added():
+def test_small_messages_and_offers_wait_up_to_a_bound_and_matched_ones_make_room():
     arrivals = Arrivals(3)
-    assert arrivals.add(arrival(1))
-    assert not arrivals.add(arrival(1)), "it waits for arrival 0"
-    assert arrivals.add(arrival(0))
-    list(arrivals.take_ready())
-    assert not arrivals.add(arrival(0))
-
-
-def test_small_messages_wait_up_to_a_bound_and_matched_ones_make_room():
-    arrivals = Arrivals(3)
-    first = arrival(0, PIECE_BYTES)
-    for one in (first, *(arrival(number, PIECE_BYTES) for number in range(1, 4))):
+    first, *others = (arrival(number, PIECE_BYTES) for number in range(4))
+    for one in (first, *others):
         arrivals.add(one)
     with pytest.raises(
         ProtocolViolation, match="message 4 from rank 3 comes while 4 with 1048576 bytes wait"
@@ -650,14 +596,11 @@ def test_small_messages_wait_up_to_a_bound_and_matched_ones_make_room():
     arrivals.add(arrival(4, PIECE_BYTES * 100, is_offer=True))
     arrivals.matched(first)
     arrivals.add(arrival(5, PIECE_BYTES))
-
-
-def test_offers_wait_up_to_a_bound():
-    arrivals = Arrivals(3)
+    offers = Arrivals(3)
     for number in range(MOST_WAITING):
-        arrivals.add(arrival(number, is_offer=True))
+        offers.add(arrival(number, is_offer=True))
     with pytest.raises(ProtocolViolation, match="65536"):
-        arrivals.add(arrival(MOST_WAITING, is_offer=True))
+        offers.add(arrival(MOST_WAITING, is_offer=True))
 
 
 @pytest.mark.parametrize(
