@@ -49,7 +49,7 @@ def test_the_form_of_a_codec_carries_its_number(codec):
 
 
 @given(st.integers(-(1 << 70), 1 << 70) | st.integers(-(1 << 12), 1 << 13))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_any_number_is_a_form_with_that_number_or_none(codec):
     form = KEY.form_of(codec)
     assert form is None or form.codec == codec
@@ -61,7 +61,7 @@ def test_only_float32_keys_have_encoded_rounds(dtype):
 
 
 @given(st.sampled_from(CODECS), st.binary(max_size=48), st.integers(1, 40), st.integers(1, 300))
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_whatever_bytes_come_they_are_a_problem_or_can_be_added_and_written(codec, data, elements, ranks):
     form, everybody = KEY.form_of(codec), (1 << ranks) - 1
     assert form is not None
@@ -326,7 +326,7 @@ LEGAL = {"codec": 1, "chunk": 0, "contributors": bits_to_wire(0b100)}
 )
 def test_a_malformed_compressed_part_is_refused_and_changes_nothing(changed, payload, message):
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 10) for rank in range(3)]
+    keys = ranks.add_keys(10)
     with pytest.raises(ProtocolViolation, match=message):
         ranks.nodes[1].receive(Peer(2), legal_part(**{**LEGAL, **changed}), payload, 0)
     values = [1, -1, 0, 0, 1, 1, -1, 0, 0, -1]
@@ -337,7 +337,7 @@ def test_a_malformed_compressed_part_is_refused_and_changes_nothing(changed, pay
 
 def test_a_malformed_compressed_result_is_refused():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 4) for rank in range(3)]
+    keys = ranks.add_keys(4)
     push(ranks, 2, keys[2], [1, 1, 1, 1])
     lie = legal_part(codec=1, phase=Phase.BROADCAST, contributors=bits_to_wire(0b111))
     with pytest.raises(ProtocolViolation, match="has values that no sum over 3 ranks has"):
@@ -353,7 +353,7 @@ def test_early_parts_that_are_malformed_are_dropped_and_counted():
 
 def test_plain_and_compressed_parts_of_one_round_are_not_mixed():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 4) for rank in range(3)]
+    keys = ranks.add_keys(4)
     push(ranks, 1, keys[1], [1, 1, 1, 1])
     with pytest.raises(ProtocolViolation, match="round 0 of key 'k0' has codec 1 here and 0 elsewhere"):
         ranks.nodes[1].receive(Peer(2), legal_part(), bytearray(16), 0)
@@ -373,7 +373,7 @@ def test_a_round_that_others_began_in_another_codec_is_forgotten_with_a_word():
 
 def test_results_are_written_in_units_of_the_threshold():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 4) for rank in range(3)]
+    keys = ranks.add_keys(4)
     results = [push(ranks, rank, keys[rank], [1, -1, 0, 1], threshold=0.25) for rank in range(3)]
     ranks.deliver_all()
     assert all(result.tolist() == [0.75, -0.75, 0, 0.75] for result in results)

@@ -27,10 +27,11 @@ from netstorm.kvstore.forms import (
 from netstorm.kvstore.rounds.aggregation import check_part
 from netstorm.protocol.codecs import ROW_SPARSE, Element, Reduction, Signature, can_reduce
 from netstorm.protocol.frames import Peer, bits_to_wire
-from netstorm.protocol.messages import KeyGrant, Part, Phase
+from netstorm.protocol.messages import KeyGrant
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Plan, Policy
 from netstorm.topology.tree import Tree
+from tests.unit.kvstore.rounds.ranks import legal_part
 
 
 def granted(first_slot=0, offset=0):
@@ -421,18 +422,7 @@ def test_malformed_rows_from_a_peer_are_a_protocol_violation(payload, codec, mes
     key = Key(0, "embedding", (5, 2), "float32", form=ROW_SPARSE)
     key.set_grant(KeyGrant(namespace=0, name="embedding", key=0, first_slot=0, offset=0, chunk_size=6))
     plan = Plan(Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0)),), weights=(1,)), 0)
-    part = Part(
-        key=0,
-        chunk=0,
-        round=0,
-        version=1,
-        tree=0,
-        phase=Phase.REDUCE,
-        contributors=bits_to_wire(0b10),
-        dtype="float32",
-        priority=0,
-        codec=codec,
-    )
+    part = legal_part(contributors=bits_to_wire(0b10), codec=codec)
 
     def check():
         return check_part(Peer(1), part, payload, key=key, plan=plan, complete=-1, bound=1)

@@ -56,12 +56,10 @@ class Session:
         self.outbox = Outbox()
         self.session = SchedulerSession(options, self.outbox, now=0.0)
 
-    def join(self, *, resume_s=0.0, now=0.0):
-        joined = m.Joined(
-            rank=1, members=(), policy=STAR, heartbeat_interval_s=2, heartbeat_timeout_s=20, resume_s=resume_s
-        )
+    def join(self, *, now=0.0, members=(), **more):
+        joined = m.Joined(1, members, STAR, heartbeat_interval_s=2, heartbeat_timeout_s=20, **more)
         self.session.start(joined, now)
-        self.sent()
+        self.outbox.take()
         return self.session
 
     def sent(self):
@@ -143,15 +141,7 @@ def test_a_node_that_is_out_of_an_elastic_job_is_told_so_and_what_to_do():
 
 def test_in_an_elastic_job_a_node_asks_once_more_whether_it_is_out():
     driven = Session()
-    joined = m.Joined(
-        rank=1,
-        members=(),
-        policy=STAR,
-        heartbeat_interval_s=2,
-        heartbeat_timeout_s=20,
-        elastic=(1, 2),
-    )
-    driven.session.start(joined, 0.0)
+    driven.join(elastic=(1, 2))
     assert driven.session.connection_lost("the connection takes no more messages", (), 50.0) is None
     driven.sent()
     assert driven.session.try_reconnect(resume, 55.0) is None
@@ -167,17 +157,7 @@ def keyed_session(*, elastic: tuple[int, int] | None = None):
     """Return a session of a job with a key, which has been lost; and the key of its node."""
     key = SchedulerSecret(b"s" * 32).key_for("j", KEYED)
     driven = Session()
-    joined = m.Joined(
-        rank=1,
-        members=(KEYED,),
-        policy=STAR,
-        heartbeat_interval_s=2,
-        heartbeat_timeout_s=20,
-        resume_s=30.0,
-        elastic=elastic,
-        proof_key=m.HiddenKey(key),
-    )
-    driven.session.start(joined, 0.0)
+    driven.join(members=(KEYED,), resume_s=30.0, elastic=elastic, proof_key=m.HiddenKey(key))
     assert driven.session.connection_lost("broken pipe", (), 10.0) is None
     driven.outbox.take()
     return driven, key
@@ -249,14 +229,10 @@ def test_a_scheduler_at_whose_address_nobody_listens_any_more_has_ended():
     assert "its process has ended" in str(error)
 
 
-def test_refusals_far_apart_are_of_different_outages():
-    session = Session().join()
-    assert [session.refused("refused", float(now)) for now in (10, 20, 30)] == [None] * 3
-
-
-def test_a_scheduler_that_may_come_back_is_waited_for():
-    session = Session().join(resume_s=60.0)
-    assert [session.refused("refused", float(now)) for now in (10, 11, 12)] == [None] * 3
+@pytest.mark.parametrize(("resume_s", "times"), [(0.0, (10, 20, 30)), (60.0, (10, 11, 12))])
+def test_refusals_far_apart_are_of_different_outages_and_who_may_come_back_is_waited_for(resume_s, times):
+    session = Session().join(resume_s=resume_s)
+    assert [session.refused("refused", float(now)) for now in times] == [None] * 3
 
 
 def test_a_busy_scheduler_is_named_after_a_while_twice_as_long_and_so_on(caplog):
@@ -324,18 +300,7 @@ class Recovering:
 
     def __init__(self, elastic=None):
         self.driven = Session()
-        self.session = self.driven.session
-        joined = m.Joined(
-            rank=1,
-            members=MEMBERS,
-            policy=STAR,
-            heartbeat_interval_s=2,
-            heartbeat_timeout_s=20,
-            resume_s=300,
-            elastic=elastic,
-        )
-        self.session.start(joined, 0.0)
-        self.driven.sent()
+        self.session = self.driven.join(members=MEMBERS, resume_s=300, elastic=elastic)
         self.recovering = RecoveringSchedulers(self.session, self.driven.outbox)
 
     def lose(self, now):
@@ -536,19 +501,8 @@ def test_what_only_the_driver_knows_is_asked_of_it():
         bytes_sent=int(now), clock_offset=0.05, clock_drift=5e-5, clock_error=0.1
     )
     report = tracker.report(99.0)
-    assert (
-        report.rounds,
-        report.bytes_sent,
-        report.clock_offset,
-        report.clock_drift,
-        report.clock_error,
-    ) == (
-        7,
-        99,
-        0.05,
-        5e-5,
-        0.1,
-    )
+    assert (report.rounds, report.bytes_sent) == (7, 99)
+    assert (report.clock_offset, report.clock_drift, report.clock_error) == (0.05, 5e-5, 0.1)
 
 
 # -------------------------------------------------------------------------------- reports to the state server

@@ -22,7 +22,7 @@ from netstorm.kvstore.messages import (
     Arrived,
     Matching,
     PointToPoint,
-)  # fmt: skip
+)
 from netstorm.kvstore.operations import ANY_PEER, Outbox, ReceiveOperation, SendOperation
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
@@ -77,7 +77,9 @@ class Flight:
         return operation
 
     def receive(self, target, source, size, *, now=0.0, **more):
-        operation = new_receive(source, size, done=lambda error: self._end(operation, error), **more)
+        operation: ReceiveOperation = new_receive(
+            source, size, done=lambda error: self._end(operation, error), **more
+        )
         self.nodes[target].submit(operation, now)
         self.collect()
         return operation
@@ -563,7 +565,7 @@ def test_no_pair_is_left_that_would_match(events):
     )
 
 
-# ----------------------------------------------------------------------------------- the messages of one sender
+# -------------------------------------------------------------------------------- the messages of one sender
 
 
 def arrival(number, nbytes=10, *, is_offer=False, channel="world", what="uint8 (10,)"):

@@ -28,20 +28,9 @@ from netstorm.pslite.machine import URGENT, Send, WaitingBytes
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree
+from tests.unit.kvstore.rounds.ranks import legal_part
 
-PART = Part(
-    key=3,
-    round=4,
-    chunk=5,
-    phase=Phase.BROADCAST,
-    version=1,
-    tree=0,
-    contributors=b"\1",
-    dtype="float32",
-    is_aux=True,
-    path=(2, 0, 3, 1),
-    hop=1,
-)
+PART = legal_part(key=3, round=4, chunk=5, phase=Phase.BROADCAST, is_aux=True, path=(2, 0, 3, 1), hop=1)
 
 
 def test_a_part_goes_along_its_path_and_its_confirmation_comes_back_the_same_way():

@@ -94,9 +94,8 @@ def test_without_one_the_process_ends_and_the_job_hears_which_signal_it_was(numb
     assert number.name in interruptions[0]
 
 
-@pytest.mark.parametrize("handler", [signal.SIG_IGN])
-def test_a_signal_that_is_ignored_stays_ignored(handler):
-    signal.signal(signal.SIGTERM, handler)
+def test_a_signal_that_is_ignored_stays_ignored():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with watching() as (watch, interruptions):
         send(signal.SIGTERM)
         watch.poll()

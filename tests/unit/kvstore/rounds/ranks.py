@@ -50,18 +50,17 @@ class Ranks:
         ]
         self.in_flight = []
 
+    def add_keys(self, elements, **more):
+        """Make a key known at all ranks."""
+        return [self.add_key(rank, elements, **more) for rank in range(self.size)]
+
+    def push_all(self, keys, values, **more):
+        """Push the same at all ranks; return (result, outcome) of each."""
+        return [self.push(rank, key, values, **more) for rank, key in enumerate(keys)]
+
     def add_key(self, rank, elements, identity=0, dtype="float32", granted=9):
         key = Key(0, f"k{identity}", (elements,), dtype)
-        key.set_grant(
-            KeyGrant(
-                namespace=0,
-                name=key.name,
-                key=identity,
-                first_slot=0,
-                offset=0,
-                chunk_size=self.chunk_size,
-            )
-        )
+        key.set_grant(KeyGrant(0, key.name, identity, first_slot=0, offset=0, chunk_size=self.chunk_size))
         self.bindings[rank].bind(Binding(key=identity, from_round=0, version=1, granted=granted))
         self.nodes[rank].add_key(key)
         self.collect(rank)

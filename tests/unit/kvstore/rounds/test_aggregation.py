@@ -32,7 +32,7 @@ from tests.unit.kvstore.rounds.ranks import CHAIN, THREE_STARS, Ranks, legal_par
 @pytest.mark.parametrize("seed", range(8))
 def test_every_rank_gets_the_sum_in_whatever_order_messages_come(policy, seed):
     ranks = Ranks(policy, seed=seed)
-    keys = [ranks.add_key(rank, 10) for rank in range(3)]
+    keys = ranks.add_keys(10)
     order = [0, 1, 2]
     ranks.random.shuffle(order)
     results = {}
@@ -48,7 +48,7 @@ def test_every_rank_gets_the_sum_in_whatever_order_messages_come(policy, seed):
 
 def test_a_rank_contributes_at_most_two_rounds_beyond_what_is_complete():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 4) for rank in range(3)]
+    keys = ranks.add_keys(4)
     for _ in range(5):
         ranks.push(2, keys[2], [1] * 4)
     assert {part.round for _, _, part, _ in ranks.in_flight} == {0, 1}
@@ -56,7 +56,7 @@ def test_a_rank_contributes_at_most_two_rounds_beyond_what_is_complete():
 
 def test_operations_may_be_submitted_in_any_order_of_their_rounds():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 4, granted=0) for rank in range(3)]
+    keys = ranks.add_keys(4, granted=0)
     outcomes = []
     for rank, order in enumerate(([1, 0], [0, 1], [1, 0])):
         for round in order:
@@ -80,7 +80,7 @@ def test_operations_may_be_submitted_in_any_order_of_their_rounds():
 
 def test_zeros_travel_without_a_payload_and_one_contribution_arrives_bit_for_bit():
     ranks = Ranks(THREE_STARS)
-    keys = [ranks.add_key(rank, 10) for rank in range(3)]
+    keys = ranks.add_keys(10)
     value = np.array([-0.0, np.nan, 1e-45, np.inf, 1, 2, 3, 4, 5, 6], np.float32)
     results = [ranks.push(rank, keys[rank], value if rank == 0 else None) for rank in range(3)]
     assert all(data is None for sender, _, _, data in ranks.in_flight if sender != 0)
@@ -103,7 +103,7 @@ def test_parts_of_a_key_that_is_not_known_yet_are_kept():
 
 def test_parts_of_a_policy_that_is_not_here_yet_are_kept():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 10, granted=0) for rank in range(3)]
+    keys = ranks.add_keys(10, granted=0)
     star = Policy(version=2, trees=(Tree.undirected(Rank(2), (2, 2, -1)),), weights=(1,))
     for rank in (0, 1, 2):
         ranks.push(rank, keys[rank], [1] * 10)
@@ -133,7 +133,7 @@ def test_an_empty_key_completes_at_once():
 
 def test_a_contribution_that_comes_twice_is_counted_once():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 4) for rank in range(3)]
+    keys = ranks.add_keys(4)
     ranks.push(2, keys[2], [5] * 4)
     [(sender, receiver, part, data)] = ranks.in_flight
     ranks.in_flight = [(sender, receiver, part, data), (sender, receiver, part, bytearray(data))]
@@ -161,10 +161,10 @@ def test_a_contribution_that_comes_twice_is_counted_once():
 )
 def test_what_no_correct_node_sends_is_refused_and_changes_nothing(sender, changed, size, message):
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 10) for rank in range(3)]
+    keys = ranks.add_keys(10)
     with pytest.raises(ProtocolViolation, match=message):
         ranks.nodes[1].receive(Peer(sender), legal_part(**changed), bytearray(size), 0)
-    results = [ranks.push(rank, keys[rank], [1] * 10) for rank in range(3)]
+    results = ranks.push_all(keys, [1] * 10)
     ranks.deliver_all()
     assert all(set(result.tolist()) == {3} for result, _ in results)
 
@@ -194,8 +194,8 @@ def sent_up(ranks, sender):
 
 def test_what_is_beyond_the_look_ahead_is_sent_as_results_come():
     ranks = Ranks(AHEAD)
-    keys = [ranks.add_key(rank, 24) for rank in range(3)]
-    results = [ranks.push(rank, keys[rank], [1] * 24) for rank in range(3)]
+    keys = ranks.add_keys(24)
+    results = ranks.push_all(keys, [1] * 24)
     assert sent_up(ranks, 1) == [0]  # chunk 1 is its own to sum up
     assert sent_up(ranks, 2) == [0, 1]
     most = 0
@@ -253,7 +253,7 @@ def test_nothing_is_left_of_rounds_that_were_held():
 
 def test_a_plain_job_plugs_nothing_in():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 10) for rank in range(3)]
+    keys = ranks.add_keys(10)
     for rank in range(3):
         ranks.push(rank, keys[rank], [1] * 10)
         assert all(round.extensions == () for round in ranks.nodes[rank].rounds.values())
@@ -280,7 +280,7 @@ def test_a_policy_plugs_in_what_it_asks_for_and_nothing_else(asks, technique):
 
 def test_terms_of_loss_plug_in_what_ends_rounds_early_at_whoever_hears_of_them():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 4) for rank in range(3)]
+    keys = ranks.add_keys(4)
     ranks.push(2, keys[2], [1] * 4, loss=LossTerms(0.5, 1.0))
     ranks.deliver_all()
     assert [len(node.extensions) for node in ranks.nodes] == [0, 1, 1]
@@ -294,7 +294,7 @@ STAR = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 0)),), weights=
 
 def test_a_result_counts_only_once_the_own_sum_is_in_it():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 4) for rank in range(3)]
+    keys = ranks.add_keys(4)
     forged = legal_part(phase=Phase.BROADCAST, contributors=bits_to_wire(0b111))
     with pytest.raises(NotAuthorised, match=r"before rank 1 has sent its sum of ranks \(1, 2\)"):
         ranks.nodes[1].receive(Peer(0), forged, bytearray(16), 0)
@@ -334,7 +334,7 @@ def test_no_part_says_that_its_own_round_or_a_later_one_is_complete(settled):
 
 def test_who_waits_names_whose_contribution_or_result_is_missing():
     ranks = Ranks(CHAIN)
-    keys = [ranks.add_key(rank, 4) for rank in range(3)]
+    keys = ranks.add_keys(4)
     ranks.push(0, keys[0], [1] * 4)
     ranks.push(1, keys[1], [1] * 4)
     ranks.push(2, keys[2], [1] * 4)

@@ -183,7 +183,7 @@ CHILD, NODE, ROOT = 2, 1, 0
 @pytest.fixture
 def ranks():
     found = Ranks(CHAIN)
-    keys = [found.add_key(rank, 4) for rank in range(3)]
+    keys = found.add_keys(4)
     for rank in range(3):
         found.push(rank, keys[rank], np.ones(4))
     return found

@@ -17,12 +17,13 @@ from netstorm.kvstore.rounds.node_rounds import NodeRounds
 from netstorm.kvstore.rounds.views import KeptResult, KeptResults, Receipts
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer, bits_to_wire, checksum
-from netstorm.protocol.messages import Binding, KeyGrant, NewView, Part, Phase, RoundResults, ViewAgreed
+from netstorm.protocol.messages import Binding, KeyGrant, NewView, Phase, RoundResults, ViewAgreed
 from netstorm.pslite.machine import Call, Send
 from netstorm.scheduler.views import ViewAgreement
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
+from tests.unit.kvstore.rounds.ranks import legal_part
 
 CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1)),), weights=(1,), members=(0, 1, 2))
 """2 -> 1 -> 0: rank 1 aggregates and forwards, rank 0 is the root."""
@@ -49,12 +50,8 @@ class Job:
         key.set_grant(KeyGrant(namespace=0, name="w", key=0, first_slot=0, offset=0, chunk_size=4))
         bindings.bind(Binding(key=0, from_round=0, version=1, granted=99))
         node.add_key(key)
-        self.nodes[rank], self.outboxes[rank], self.keys[rank], self.counters[rank] = (
-            node,
-            outbox,
-            key,
-            counters,
-        )
+        self.nodes[rank], self.outboxes[rank], self.keys[rank] = node, outbox, key
+        self.counters[rank] = counters
 
     def push(self, rank, value):
         key = self.keys[rank]
@@ -182,16 +179,7 @@ def test_a_result_that_one_rank_has_reaches_all_others_though_who_forwarded_it_h
 def test_a_result_that_was_not_agreed_on_is_a_violation():
     job = Job()
     job.agree(job.change(0, 1, 2))
-    part = Part(
-        key=0,
-        round=0,
-        chunk=0,
-        phase=Phase.RECOVERY,
-        version=2,
-        tree=0,
-        contributors=bits_to_wire(7),
-        dtype="float32",
-    )
+    part = legal_part(phase=Phase.RECOVERY, version=2, contributors=bits_to_wire(7))
     with pytest.raises(ProtocolViolation, match="which was not agreed on"):
         job.nodes[1].receive(Peer(0), part, bytearray(16), 0)
 
