@@ -7,9 +7,10 @@ import pytest
 from netstorm.kvstore.paths.dispatch import MAX_IN_FLIGHT, AuxiliaryOptions, Dispatch, part_id
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer
-from netstorm.protocol.messages import Part, Phase
+from netstorm.protocol.messages import Part
 from netstorm.pslite.machine import LinkState, Send
 from netstorm.topology.policy import Detour
+from tests.unit.kvstore.rounds.ranks import legal_part
 
 CHUNK = 100_000 - 64
 """Bytes; with its header, about 0.1 s at 1 MB/s."""
@@ -20,16 +21,7 @@ OVER_2 = Detour(path=(0, 2, 9), links=(FAST, SLOW))
 
 
 def send(chunk, to=9, round=0):
-    part = Part(
-        key=0,
-        round=round,
-        chunk=chunk,
-        phase=Phase.REDUCE,
-        version=1,
-        tree=0,
-        contributors=b"\1",
-        dtype="float32",
-    )
+    part = legal_part(round=round, chunk=chunk)
     return Send(peer=Peer(to), message=part, payload=bytes(CHUNK), order=(0, round, chunk))
 
 

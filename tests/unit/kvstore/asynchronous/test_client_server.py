@@ -22,10 +22,11 @@ from netstorm.pslite.machine import Call, WaitingBytes
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
-from tests.unit.kvstore.asynchronous.test_owners import key, push
+from tests.unit.kvstore.asynchronous.test_blocks import key, push
 
 OWNERS = Owners((1, 0, 1))
 """Rank 0 owns the first and third chunk of the key, rank 2 the second one."""
+
 STAR = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 0)),), weights=(1,))
 
 
@@ -109,13 +110,13 @@ def test_pieces_of_states_are_some_of_a_few(piece, pieces):
         asking.requests.states(2, states(1, piece, pieces), b"state")
 
 
-def new_serving(rank=0, waiting=None):
+def new_serving(rank=0, waiting=None, counters=None):
     return Serving(
         rank,
         3,
         OWNERS,
         AsynchronousOutbox(rank, STAR, Outbox()),
-        Counters(),
+        counters or Counters(),
         end_job=lambda _: None,
         on_progress=lambda: None,
         waiting=waiting,
@@ -140,12 +141,14 @@ class Store:
 
 
 def test_an_early_message_that_is_wrong_costs_no_other_one():
-    owner = new_serving()
+    counters = Counters()
+    owner = new_serving(counters=counters)
     owner.push(1, push(chunk=1), b"\0" * 16)  # rank 2 owns it
     owner.push(1, push(chunk=0), b"\0" * 16)
     owner.serve(key(), Store())
-    assert owner._counters.get("protocol_violations") == 1
-    assert owner._served[0].blocks[0].arrived(1) == 1
+    assert counters.get("protocol_violations") == 1
+    owner.push(1, push(chunk=0), b"\0" * 16)
+    assert counters.get("pushes_known_before") == 1, "the right one had arrived"
 
 
 def test_who_owns_nothing_is_asked_for_nothing():
@@ -215,3 +218,39 @@ def test_a_push_is_near_the_last_one():
     owner.serve(key(), Store())
     with pytest.raises(ProtocolViolation, match="is more than"):
         owner.push(1, push(number=1 << 40), b"\0" * 16)
+
+
+# ------------------------------------------------------------------------------------ a rank that joins later
+
+SLOWEST = 7
+"""Pushes of the slowest other rank when the newcomer pulls first."""
+
+
+@pytest.mark.parametrize(
+    ("least", "demanded"), [(None, 0), (-1, SLOWEST - 1), (0, SLOWEST), (2, SLOWEST + 2)]
+)
+def test_a_bound_counts_from_where_the_rank_began(least, demanded):
+    routed = AsynchronousOutbox(0, STAR, Outbox())
+    requests = Requests(Owners((1, 0, 0)), Counters(), routed, later=True)
+
+    def pull(number, least):
+        requests.begin(
+            PullOperation(
+                key=key(),
+                number=number,
+                done=lambda _: None,
+                pushed=0,
+                destination=np.zeros(10, np.float32),
+                least=least,
+            )
+        )
+
+    pull(0, None)
+    for chunk in range(3):
+        answer = Value(
+            path=(), hop=0, key=0, chunk=chunk, number=0, others=0, dtype="float32", slowest=SLOWEST
+        )
+        requests.value(0, answer, np.zeros(4 if chunk < 2 else 2, np.float32))
+    pull(1, least)
+    (message,) = [one for one, _ in routed.local if isinstance(one, Pull) and one.number == 1]
+    assert message.least == demanded

@@ -1,15 +1,16 @@
-"""Who has the word when a signal comes: the script's own handler, or nobody, and then the job ends."""
+"""The threads that end calls, and who has the word when a signal comes."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from netstorm.kvstore.process.runtime import SignalWatch
+from netstorm.kvstore.process.runtime import CompletionThread, SignalWatch
 
 
 class Watcher:
@@ -93,9 +94,8 @@ def test_without_one_the_process_ends_and_the_job_hears_which_signal_it_was(numb
     assert number.name in interruptions[0]
 
 
-@pytest.mark.parametrize("handler", [signal.SIG_IGN])
-def test_a_signal_that_is_ignored_stays_ignored(handler):
-    signal.signal(signal.SIGTERM, handler)
+def test_a_signal_that_is_ignored_stays_ignored():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with watching() as (watch, interruptions):
         send(signal.SIGTERM)
         watch.poll()
@@ -132,3 +132,47 @@ def test_an_event_loop_that_began_later_keeps_its_descriptor():
         signal.set_wakeup_fd(before)
         os.close(reading)
         os.close(writing)
+
+
+# --------------------------------------------------------------------------------- the thread that ends calls
+
+
+DEADLINE_S = 30
+
+
+def test_what_a_continuation_waits_for_is_ended_by_another_thread_however_deep():
+    thread = CompletionThread("completion")
+    assert thread.for_caller() is thread
+    depths = []
+    all_ended = threading.Event()
+
+    def continuation(depth: int) -> None:
+        depths.append(depth)
+        if depth < 3:
+            ended = threading.Event()
+            inner = thread.for_caller()
+            inner.run(lambda: continuation(depth + 1))
+            inner.run(ended.set)
+            assert ended.wait(DEADLINE_S)
+        else:
+            all_ended.set()
+
+    thread.run(lambda: continuation(0))
+    assert all_ended.wait(DEADLINE_S)
+    thread.close()
+    assert depths == [0, 1, 2, 3]
+    assert thread.for_caller() is thread
+
+
+def test_a_continuation_that_raises_leaves_the_next_one_its_turn(caplog):
+    thread = CompletionThread("completion")
+    ended = threading.Event()
+
+    def fails() -> None:
+        raise ValueError("the user's")
+
+    thread.run(fails)
+    thread.run(ended.set)
+    assert ended.wait(DEADLINE_S)
+    thread.close()
+    assert "a continuation of a NetStorm call failed" in caplog.text

@@ -1,15 +1,104 @@
-"""States of blocks on their way, and at the rank that keeps them; who has the newest; whose clocks count."""
+"""Blocks and their owners, a block's order of things, clocks, and the states of blocks on their way."""
 
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.asynchronous.blocks import Block, BlockCopies, BlockState, Clocks, Owners, pieces_of
+from netstorm.kvstore.asynchronous.blocks import (
+    Block,
+    BlockCopies,
+    BlockState,
+    Clocks,
+    Owners,
+    chunks_of,
+    pieces_of,
+)
 from netstorm.kvstore.asynchronous.server import Handover
-from netstorm.protocol.messages import CopiesHeld, HeldCopy
-from tests.unit.kvstore.asynchronous.test_owners import key, push, values
+from netstorm.kvstore.forms import Key
+from netstorm.protocol.messages import CopiesHeld, HeldCopy, KeyGrant, Push
+
+
+def key(elements: int = 10, chunk_size: int = 4, first_slot: int = 0) -> Key:
+    made = Key(0, "k", (elements,), "float32")
+    made.set_grant(
+        KeyGrant(namespace=0, name="k", key=0, first_slot=first_slot, offset=0, chunk_size=chunk_size)
+    )
+    return made
+
+
+def push(number: int = 0, chunk: int = 0) -> Push:
+    return Push(
+        path=(1, 0), hop=1, key=0, chunk=chunk, number=number, seen=0, clock=0, dtype="float32", rule="r"
+    )
+
+
+def values(*numbers: float) -> bytes:
+    return np.array(numbers, np.float32).tobytes()
+
+
+def test_owners_get_blocks_in_proportion_to_their_weights():
+    owners, large = Owners((3, 0, 1)), key(elements=4000)
+    owned = owners.count(large, whole=False)
+    assert owned == {0: 750, 2: 250}
+    assert owners.ranks == (0, 2)
+    assert [owners.owner(large, block) for block in owners.blocks(large, whole=False)][:4].count(0) == 3
+
+
+def test_a_whole_key_is_one_block_and_an_empty_one_none():
+    owners = Owners((1, 1))
+    assert owners.blocks(key(), whole=True) == [0]
+    assert owners.blocks(key(), whole=False) == [0, 1, 2]
+    assert list(chunks_of(key(), 0, whole=True)) == [0, 1, 2]
+    for whole in (True, False):
+        assert owners.blocks(key(elements=0), whole=whole) == []
+
+
+def test_pushes_of_a_rank_are_queued_in_its_order_and_once_however_they_come():
+    block = Block(key(), 0, range(1), ranks=2)
+    assert block.add_part(1, push(1), values(1, 1, 1, 1))
+    assert not block.queue
+    assert block.add_part(1, push(0), values(0, 0, 0, 0))
+    assert [gathering.push.number for _, gathering in block.queue] == [0, 1]
+    assert not block.add_part(1, push(0), values(0, 0, 0, 0))
+    assert not block.add_part(1, push(1), values(1, 1, 1, 1))
+    assert len(block.queue) == 2
+
+
+def test_a_whole_key_is_queued_when_its_last_part_is_here():
+    block = Block(key(), 0, range(3), ranks=2)
+    assert block.add_part(1, push(chunk=2), values(9, 10))
+    assert not block.add_part(1, push(chunk=2), values(9, 10))
+    assert block.add_part(1, push(chunk=0), values(1, 2, 3, 4))
+    assert not block.queue
+    assert block.add_part(1, push(chunk=1), values(5, 6, 7, 8))
+    ((_, gathering),) = block.queue
+    assert np.asarray(gathering.gradient).tolist() == list(range(1, 11))
+
+
+def test_a_clock_has_come_when_all_that_was_pushed_in_it_has_been_applied():
+    clocks = Clocks(2)
+    assert not clocks.ended(0, 1, pushed=2)  # it overtook its pushes
+    assert not clocks.applied(0, 0)
+    assert not clocks.applied(0, 1)  # of the next one
+    assert clocks.applied(0, 0)
+    assert clocks.ended(0, 2, pushed=1)
+    assert not clocks.ended(0, 1, pushed=2)  # said twice, around a link that failed
+    assert (clocks.of(0), clocks.of(1)) == (2, 0)
+    assert clocks.slowest([0, 1]) == 0
+    assert clocks.slowest([]) is None
+
+
+def test_clocks_that_end_in_another_order_come_in_their_own():
+    clocks = Clocks(1)
+    assert not clocks.ended(0, 2, pushed=0)
+    assert clocks.ended(0, 1, pushed=0)
+    assert clocks.of(0) == 2
+
+
+# ------------------------------------------------------- states of blocks on their way, and at who keeps them
 
 NBYTES = 3 * 2**20 // 2
 

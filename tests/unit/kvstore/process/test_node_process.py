@@ -1,5 +1,7 @@
 """The metrics of a node."""
 
+from __future__ import annotations
+
 from collections import Counter
 
 from netstorm.kvstore.process.node_process import NodeMetrics, metrics

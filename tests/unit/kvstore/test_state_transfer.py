@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore import state_transfer as fetching
+from netstorm.kvstore.paths.routes import RoutedOutbox
 from netstorm.kvstore.state_transfer import PIECE_BYTES, Fetching, Providing, StateSnapshot, pieces_in
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import checksum
-from netstorm.protocol.messages import StateAsked, StateOffered, StatePiece, StateWanted
-from tests.unit.kvstore.state_transfer.routed import Sent
+from netstorm.protocol.messages import StateAsked, StateMessage, StateOffered, StatePiece, StateWanted
+
+
+class Sent(RoutedOutbox[StateMessage]):
+    """Gives what is sent to `take`: target, message, payload."""
+
+    def __init__(self, take):
+        self.take = take
+
+    def send(self, target, message, payload=None):
+        self.take(target, message, payload)
 
 
 def snapshot(step=4, size=3 * PIECE_BYTES + 17, *, seed=1):
@@ -155,11 +166,12 @@ def test_an_offer_for_which_there_is_no_memory_is_a_violation(monkeypatch):
         newcomer.fetching.offered(0, offer(snapshot(size=10), nbytes=1 << 39))
     newcomer.fetching.offered(1, offer(snapshot(size=10)))
     newcomer.fetching.ask({0, 1})
-    assert newcomer.fetching._chosen is not None
-    assert newcomer.fetching._chosen.nbytes == 10
+    newcomer.give(1, snapshot(size=10), 0)
+    assert [got.nbytes for got in newcomer.got] == [10]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(0, 9))
+@settings(max_examples=25)
 def test_whatever_order_things_come_in_and_whoever_is_lost_the_state_is_right(seed, ranks, pieces):
     """Ranks answer in any order; all but one may leave at any moment."""
     chance = random.Random(seed)
@@ -211,3 +223,104 @@ def test_a_rank_with_a_fast_link_is_left_alone_for_a_while_and_one_with_a_slow_l
             assert newcomer.asked() == []
             newcomer.fetching.tick(1.0 + took + rest + 0.01)
         assert len(newcomer.asked()) == len(first)
+
+
+# ---------------------------------------------------------------------------------------------- who offers it
+
+CONTENT = bytes(range(256)) * (PIECE_BYTES // 256) + b"the rest"
+STATE = StateSnapshot(step=3, content=CONTENT, crc=checksum(CONTENT), rounds={0: 3})
+
+
+class Provider(Providing):
+    """Keeps what it has sent."""
+
+    def __init__(self):
+        self.sent: list[Any] = []
+        super().__init__(Sent(lambda *sent: self.sent.append(sent)), Counters())
+
+    def taken(self):
+        found, self.sent = self.sent, []
+        return found
+
+
+def asked(step=3, first=0, count=1):
+    return StateAsked(path=(), hop=0, step=step, first=first, count=count)
+
+
+def test_an_offer_goes_to_all_who_have_asked_once():
+    provider = Provider()
+    provider.want(4)
+    provider.want(2)
+    assert len(provider.requests) == 2
+    provider.offer(STATE)
+    assert [(rank, type(message)) for rank, message, _ in provider.taken()] == [
+        (2, StateOffered),
+        (4, StateOffered),
+    ]
+    assert not provider.requests
+
+
+def test_a_state_answers_the_requests_that_there_were_before_it_was_made():
+    provider = Provider()
+    provider.want(2)
+    provider.want(4)
+    before = provider.requests
+    provider.want(2)  # asked again, in another view
+    assert provider.requests == before
+    provider.forget(4)
+    provider.want(4)  # another process, which lacks the results of some rounds after that state
+    provider.offer(dataclasses.replace(STATE, requests=before))
+    assert [rank for rank, _, _ in provider.taken()] == [2]
+    provider.offer(dataclasses.replace(STATE, step=4, requests=provider.requests))
+    assert [(rank, message.step) for rank, message, _ in provider.taken()] == [(4, 4)]
+    assert not provider.requests
+
+
+def test_who_asks_again_is_offered_the_same_again():
+    provider = Provider()
+    provider.want(4)
+    provider.offer(STATE)
+    provider.taken()
+    provider.want(4)
+    ((rank, message, _),) = provider.taken()
+    assert (rank, message.step, message.nbytes) == (4, 3, len(CONTENT))
+
+
+def test_pieces_are_sent_as_asked():
+    provider = Provider()
+    provider.want(4)
+    provider.offer(STATE)
+    provider.taken()
+    provider.asked(4, asked(first=0, count=2))
+    sent = provider.taken()
+    assert [(rank, message.piece) for rank, message, _ in sent] == [(4, 0), (4, 1)]
+    assert b"".join(bytes(payload) for _, _, payload in sent) == CONTENT
+
+
+def test_who_has_the_state_or_is_gone_gets_nothing_more():
+    provider = Provider()
+    provider.want(4)
+    provider.offer(STATE)
+    provider.taken()
+    provider.forget(4)
+    provider.asked(4, asked())
+    provider.asked(5, asked())
+    assert provider.taken() == []
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 3), (-1, 1), (2, 1), (0, 0)])
+def test_pieces_that_there_are_not_are_a_violation(first, count):
+    provider = Provider()
+    provider.want(4)
+    provider.offer(STATE)
+    with pytest.raises(
+        ProtocolViolation, match=f"asks for {count} pieces from {first} of a state that has 2"
+    ):
+        provider.asked(4, asked(first=first, count=count))
+
+
+def test_a_program_that_has_ended_offers_its_last_state_to_all_who_come_later():
+    provider = Provider()
+    provider.offer(STATE)
+    provider.want(6)
+    assert [(rank, message.step) for rank, message, _ in provider.taken()] == [(6, 3)]

@@ -1,5 +1,7 @@
 """Rounds become complete in any order, and are remembered as a number and the few beyond it."""
 
+from __future__ import annotations
+
 import itertools
 
 import pytest

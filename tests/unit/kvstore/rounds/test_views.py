@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import msgspec
@@ -9,18 +10,20 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NodeLost, ProtocolViolation
-from netstorm.kvstore.forms import Key
+from netstorm.kvstore.forms import Dense, Key
 from netstorm.kvstore.operations import Operation, Outbox
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.rounds.node_rounds import NodeRounds
+from netstorm.kvstore.rounds.views import KeptResult, KeptResults, Receipts
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer, bits_to_wire, checksum
-from netstorm.protocol.messages import Binding, KeyGrant, NewView, Part, Phase, RoundResults, ViewAgreed
+from netstorm.protocol.messages import Binding, KeyGrant, NewView, Phase, RoundResults, ViewAgreed
 from netstorm.pslite.machine import Call, Send
 from netstorm.scheduler.views import ViewAgreement
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
+from tests.unit.kvstore.rounds.ranks import legal_part
 
 CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1)),), weights=(1,), members=(0, 1, 2))
 """2 -> 1 -> 0: rank 1 aggregates and forwards, rank 0 is the root."""
@@ -47,12 +50,8 @@ class Job:
         key.set_grant(KeyGrant(namespace=0, name="w", key=0, first_slot=0, offset=0, chunk_size=4))
         bindings.bind(Binding(key=0, from_round=0, version=1, granted=99))
         node.add_key(key)
-        self.nodes[rank], self.outboxes[rank], self.keys[rank], self.counters[rank] = (
-            node,
-            outbox,
-            key,
-            counters,
-        )
+        self.nodes[rank], self.outboxes[rank], self.keys[rank] = node, outbox, key
+        self.counters[rank] = counters
 
     def push(self, rank, value):
         key = self.keys[rank]
@@ -112,7 +111,7 @@ def of(rank):
     return lambda one: one[1] == rank
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_whenever_a_rank_leaves_the_others_have_the_same_sums_of_the_contributors_they_name(seed):
     job = Job(seed=seed)
     pushed = {rank: job.push(rank, 10.0**rank) for rank in range(3)}
@@ -180,16 +179,7 @@ def test_a_result_that_one_rank_has_reaches_all_others_though_who_forwarded_it_h
 def test_a_result_that_was_not_agreed_on_is_a_violation():
     job = Job()
     job.agree(job.change(0, 1, 2))
-    part = Part(
-        key=0,
-        round=0,
-        chunk=0,
-        phase=Phase.RECOVERY,
-        version=2,
-        tree=0,
-        contributors=bits_to_wire(7),
-        dtype="float32",
-    )
+    part = legal_part(phase=Phase.RECOVERY, version=2, contributors=bits_to_wire(7))
     with pytest.raises(ProtocolViolation, match="which was not agreed on"):
         job.nodes[1].receive(Peer(0), part, bytearray(16), 0)
 
@@ -267,14 +257,95 @@ def test_results_are_kept_until_all_contributors_have_the_round():
             assert len(list(node.views.kept)) <= 2
 
 
-def test_a_job_that_nobody_may_leave_keeps_nothing():
-    bindings, outbox = Bindings(0), Outbox()
-    bindings.install(Policy(version=1, trees=(Tree.undirected(Rank(0), (-1,)),), weights=(1,)))
-    node = NodeRounds(0, bindings, outbox, Counters())
-    key = Key(0, "w", (6,), "float32")
-    key.set_grant(KeyGrant(namespace=0, name="w", key=0, first_slot=0, offset=0, chunk_size=4))
-    bindings.bind(Binding(key=0, from_round=0, version=1, granted=9))
-    node.add_key(key)
-    values = np.ones(6, np.float32)
-    node.submit(Operation(key=key, round=0, source=values, destination=values, done=lambda _: None), 0.0)
-    assert list(node.views.kept) == []
+# ----------------------------------------------------------------------- results are kept until all have them
+
+FORM = Dense(np.dtype("float32"))
+RESULT = KeptResult(b"1234", 0b11)
+
+
+def keep(kept, round, chunk=0, *, key=0, result=RESULT, settled=-1):
+    kept.add(key, round, chunk, result, form=FORM, call=0, settled=settled)
+
+
+def rounds_of(kept):
+    return [(key, round) for key, round, _ in kept]
+
+
+def test_what_is_kept_can_be_sent_to_others():
+    kept = KeptResults()
+    keep(kept, 3, 1)
+    keep(kept, 3, 2, result=None)
+    found = kept.of(3, 0)
+    assert found is None
+    found = kept.of(0, 3)
+    assert found is not None
+    assert (found.chunks, found.known, found.form) == ({1: RESULT}, {2}, FORM)
+
+
+def test_a_result_drops_those_of_rounds_that_all_have():
+    kept = KeptResults()
+    for round in range(4):
+        keep(kept, round, settled=round - 2)
+    assert rounds_of(kept) == [(0, 2), (0, 3)]
+    keep(kept, 0, key=1)
+    keep(kept, 4, settled=3)
+    assert rounds_of(kept) == [(0, 4), (1, 0)]
+
+
+def test_an_older_word_that_comes_later_brings_nothing_back():
+    kept = KeptResults()
+    keep(kept, 5, settled=4)
+    keep(kept, 6, settled=2)
+    assert rounds_of(kept) == [(0, 5), (0, 6)]
+
+
+def test_nothing_is_left_when_the_job_has_failed():
+    kept = KeptResults()
+    keep(kept, 1)
+    kept.clear()
+    assert rounds_of(kept) == []
+
+
+# ---------------------------------------------------------- results are kept for ranks that do not contribute
+
+
+def test_without_newcomers_nothing_limits_what_is_dropped():
+    receipts = Receipts()
+    receipts.set_members((0, 1, 2), ())
+    assert receipts.limit(0, 0b111) == math.inf
+
+
+def test_a_silent_rank_has_nothing_until_it_says_so():
+    receipts = Receipts()
+    receipts.set_members((0, 1, 2), (1, 2))
+    assert receipts.limit(0, 0b001) == -1
+    receipts.record(1, {0: 5})
+    receipts.record(2, {0: 3, 1: 9})
+    assert receipts.limit(0, 0b001) == 3
+    assert receipts.limit(1, 0b001) == -1
+
+
+def test_what_a_rank_that_was_silent_has_said_counts_until_results_have_its_contribution():
+    receipts = Receipts()
+    receipts.set_members((0, 1), (1,))
+    receipts.record(1, {0: 5})
+    receipts.set_members((0, 1), ())
+    assert receipts.limit(0, 0b01) == 5
+    assert receipts.limit(0, 0b11) == math.inf
+
+
+def test_nobody_waits_for_a_rank_that_has_left_nor_counts_what_its_place_had_before():
+    receipts = Receipts()
+    receipts.set_members((0, 1), (1,))
+    receipts.record(1, {0: 5})
+    receipts.forget(1)
+    assert receipts.limit(0, 0b01) == -1
+    receipts.set_members((0,), ())
+    assert receipts.limit(0, 0b01) == math.inf
+
+
+def test_ranks_that_were_never_silent_need_not_say_anything():
+    receipts = Receipts()
+    receipts.record(1, {0: 5})
+    receipts.forget(1)
+    assert receipts.limit(0, 0) == math.inf
