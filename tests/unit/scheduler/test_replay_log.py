@@ -1,0 +1,124 @@
+"""A replayed job is as its records say."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.errors import UsageError
+from netstorm.protocol.messages import KeySpec
+from netstorm.pslite.proofs import SchedulerSecret
+from netstorm.scheduler import replay_log as r
+from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.replay_log import LEASE, Leases, ReplayedJob
+from tests.unit.scheduler.driving import star
+from tests.unit.scheduler.sample_log import MEMBERS, RECORDS, began
+
+
+def test_a_job_is_as_its_log_says():
+    data = r.MAGIC + r.encode(RECORDS)
+    records, size = r.read(data, "log")
+    assert records == RECORDS
+    assert size == len(data)
+    job = ReplayedJob.replay(records, "log")
+    assert job is not None
+    assert job.members == MEMBERS
+    assert job.version == 2
+    assert [spec.name for _, spec in job.keys] == ["w", "b"]
+    assert job.rows == [[(0, 1), (5, 2)], [(0, 1), (3, 2)]]
+    assert job.granted == [33, 17]
+    assert job.barriers == [0, 0, 1]
+    assert job.finished == {2: {0: 4}}
+
+
+def test_a_log_without_a_beginning_is_an_error():
+    with pytest.raises(UsageError, match="in the middle of a job"):
+        ReplayedJob.replay(RECORDS[1:], "log")
+
+
+def test_a_job_that_is_over_is_not_taken_over():
+    assert ReplayedJob.replay([*RECORDS, r.JobEnded(text="well")], "log") is None
+
+
+@pytest.mark.parametrize(
+    ("records", "problem"),
+    [
+        ([began(members=MEMBERS[::-1])], "members that are not one process a rank"),
+        ([began(members=(MEMBERS[0],) * 3)], "members that are not one process a rank"),
+        ([began(policy=star(4))], "policies for other numbers of nodes than 3"),
+        ([began(chunks=(0, 8, 16))], "chunks of 0 to 8 bytes"),
+        ([began(owners=(1, 1))], "2 owners' weights for 3 nodes"),
+        ([*RECORDS, r.RankFinished(rank=3, last_rounds={})], "ranks that there are not"),
+        ([*RECORDS, r.BarrierArrival(rank=1, number=1 << 60)], "barriers that nobody reaches"),
+        ([*RECORDS, RECORDS[1]], "keys that no node registers"),
+        ([*RECORDS, r.KeyAdded(rank=0, spec=KeySpec(0, "c", (4,), "text"), version=1)], "keys that no node"),
+        ([*RECORDS, r.Leased(rounds=((0, 1 << 60),))], "rounds that nobody reaches"),
+    ],
+)
+def test_what_cannot_be_one_job_is_an_error_that_names_the_log(records, problem):
+    with pytest.raises(UsageError, match=f"the log contradicts itself .*{problem}"):
+        ReplayedJob.replay(records, "the log")
+
+
+def test_a_scheduler_that_goes_on_with_a_log_has_the_secret_that_the_nodes_know():
+    secret, other = SchedulerSecret(b"s" * 32), SchedulerSecret(b"o" * 32)
+    data = r.MAGIC + r.encode([began(secret=secret.hidden())])
+    job = ReplayedJob.replay(r.read(data, "the log")[0], "the log")
+    assert job is not None
+    options = SchedulerOptions(num_workers=len(job.members), job=job.began.job, secret=other)
+    machine = SchedulerMachine(options, job.policies[job.version], now=0.0, replayed=job)
+    assert machine.options.secret == secret
+
+
+# ------------------------------------------------------- what is read from a replay log is what was written
+
+
+@given(st.integers(0, 10_000))
+def test_whatever_is_missing_at_the_end_only_the_last_record_is_lost(cut):
+    parts = [r.MAGIC, *(r.encode([record]) for record in RECORDS)]
+    data = b"".join(parts)
+    cut %= len(data) + 1
+    records, size = r.read(data[:cut], "log")
+    whole = [at for at in range(len(parts) + 1) if len(b"".join(parts[:at])) <= cut][-1]
+    assert records == RECORDS[: max(0, whole - 1)]
+    assert size == len(b"".join(parts[:whole]))
+
+
+def test_an_end_that_was_never_written_is_no_record():
+    data = r.MAGIC + r.encode(RECORDS)
+    assert r.read(data + bytes(1000), "log") == (RECORDS, len(data))
+
+
+@given(st.integers(0, 2**32))
+def test_a_bit_that_changed_is_an_error_or_a_torn_end_and_never_another_job(seed):
+    chance = random.Random(seed)
+    data = bytearray(r.MAGIC + r.encode(RECORDS))
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    try:
+        records, _ = r.read(bytes(data), "log")
+    except UsageError as error:
+        assert "log" in str(error)
+    else:
+        assert records == RECORDS[: len(records)]
+        assert len(records) < len(RECORDS)
+
+
+@pytest.mark.parametrize("data", [b"something else", b"NSSTATE\x02" + bytes(8)])
+def test_what_is_no_log_of_this_version_is_an_error_that_says_so(data):
+    with pytest.raises(UsageError, match=r"state\.log is (not a scheduler's log|written by another version)"):
+        r.read(data, "state.log")
+
+
+# ---------------------------------------------------------------------------------- grants are logged ahead
+
+
+def test_grants_are_written_down_ahead_and_only_once():
+    leases = Leases()
+    assert leases.extend([(0, 1), (1, 1)]) == r.Leased(rounds=((0, 1 + LEASE), (1, 1 + LEASE)))
+    for round in range(2, 2 + LEASE):
+        assert leases.extend([(0, round)]) is None
+    assert leases.extend([(0, 2 + LEASE)]) == r.Leased(rounds=((0, 2 + 2 * LEASE),))
