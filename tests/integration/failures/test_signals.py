@@ -39,7 +39,7 @@ CODES = {signal.SIGINT: {130, -signal.SIGINT}, signal.SIGTERM: {143, -signal.SIG
 
 CASES = [
     *((doing, signal.SIGINT) for doing in (*DOING, *DOING_WITHOUT_MXNET)),
-    *((doing, signal.SIGTERM) for doing in ("waiting for the others at its end", "busy in Python")),
+    *((doing, signal.SIGTERM) for doing in ("waiting for the others at its end", *DOING_WITHOUT_MXNET)),
 ]
 
 

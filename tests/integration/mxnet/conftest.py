@@ -11,6 +11,7 @@ import pytest
 
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, drain, push_async
+from tests.integration.jobs import Job
 from tests.integration.mxnet.script_process import PROLOGUE, Script
 
 
@@ -21,13 +22,19 @@ def nodes_are_forked(mxnet_forker: None) -> None:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
-    """Start programs that find `PROLOGUE` done; whatever still runs at the end of the test is killed."""
+    """Start programs; whatever still runs at the end of the test is killed.
+
+    They find `PROLOGUE` done, in a process that is forked from one that has MXNet; with an `environment`,
+    which MXNet reads when it is imported, in a new interpreter. Without `prologue` MXNet is still to be
+    imported.
+    """
     scripts: list[Script] = []
 
-    def start(source: str, *, prologue: str = PROLOGUE, **environment: str) -> Script:
+    def start(source: str, *, prologue: bool = True, **environment: str) -> Script:
         folder = tmp_path / str(len(scripts))
         folder.mkdir()
-        scripts.append(Script(prologue + source, folder, **environment))
+        forker = None if environment else Job.mxnet_forker if prologue else Job.forker
+        scripts.append(Script(PROLOGUE * prologue + source, folder, forker, **environment))
         return scripts[-1]
 
     yield start
@@ -51,10 +58,10 @@ def started() -> Iterator[Callable[..., Completion]]:
     def push(reads: tuple[NDArray, ...] = (), writes: tuple[NDArray, ...] = ()) -> Completion:
         begun: queue.SimpleQueue[Completion] = queue.SimpleQueue()
         push_async(begun.put, reads=reads, writes=writes, name="test")
-        completions.append(begun.get(timeout=20))
+        completions.append(begun.get(timeout=60))
         return completions[-1]
 
     yield push
     for completion in completions:
         completion.succeed()
-    assert drain(20)
+    assert drain(60)

@@ -9,4 +9,5 @@ from tests.integration.forker import run
 
 if __name__ == "__main__":
     importlib.import_module("netstorm.frontends.mxnet")
+    importlib.import_module("tests.integration.mxnet.on_nodes")  # and pytest, for tests that run on nodes
     serve(run)

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from tests.integration.mxnet.script_process import Script
-
-SHOW = """
-try:
-    import netstorm.frontends.mxnet.compat
-except Exception as error:
-    print(type(error).__name__, error)
-else:
-    print("imported")
-"""
 
 
 def test_mxnet_trains_after_an_import_that_itself_warns_of_nothing(script: Callable[..., Script]) -> None:
-    process = script(
-        """
+    source = """
 import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -34,9 +22,8 @@ with mx.autograd.record():
 loss.backward()
 trainer.step(4)
 print("weights", net.weight.data().asnumpy().shape)
-""",
-        prologue="",
-    )
+"""
+    process = script(source, prologue=False)
     assert process.end() == 0, process.errors
     assert process.output == "ours: 0 of True\nweights (2, 3)\n"
 
@@ -70,11 +57,14 @@ importlib.util.find_spec = lambda name, *rest: None if name == 'distutils' else 
 }
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_what_cannot_be_imported_is_an_error_with_what_to_do(
-    situation: str, script: Callable[..., Script]
-) -> None:
-    preparation, message = SITUATIONS[situation]
-    process = script(preparation + SHOW, prologue="")
-    assert process.end() == 0, process.errors
-    assert message in process.output
+def test_what_cannot_be_imported_is_an_error_with_what_to_do(script: Callable[..., Script]) -> None:
+    show = """
+try:
+    import netstorm.frontends.mxnet.compat
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    for situation, (preparation, message) in SITUATIONS.items():
+        process = script(preparation + show, prologue=False)
+        assert process.end() == 0, (situation, process.errors)
+        assert message in process.output, situation

@@ -7,93 +7,95 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from netstorm.checkpoint.files import find_checkpoint
 from tests.integration.jobs import Job
 
 STEPS, SAVED = 6, 2
 
-COMMON = """
-import hashlib, json, signal, sys
+SCRIPT = """
+import hashlib, json, os, signal
 import numpy as np
 import netstorm.frontends.mxnet
+from netstorm.checkpoint.jobs import wait_for_last_saving
 from netstorm.frontends.mxnet.compat import mx
 
-PATH, STEPS, SAVED = {path!r}, {steps}, {saved}
-kv = mx.kv.create("dist_sync_netstorm")
-rank = kv.rank
-mx.random.seed(1 + rank); np.random.seed(1 + rank)  # other initial values at every rank and in every job
-digests = []
+STEPS, SAVED = int(os.environ["STEPS"]), int(os.environ["SAVED"])
+PATH, SAVES = os.environ["SAVED_IN"], os.environ["SAVES"] == "1"
+RANK = mx.kv.create("dist_sync_netstorm").rank
+mx.random.seed(1 + RANK); np.random.seed(1 + RANK)  # other initial values at every rank
 
-def note(arrays):
-    digests.append(hashlib.sha256(b"".join(array.asnumpy().tobytes() for array in arrays)).hexdigest())
+def digest(arrays):
+    return hashlib.sha256(b"".join(array.asnumpy().tobytes() for array in arrays)).hexdigest()
 
 def batch(step):
-    draw = np.random.RandomState(1000 * step + rank)
+    draw = np.random.RandomState(1000 * step + RANK)
     return mx.nd.array(draw.rand(8, 6)), mx.nd.array(draw.rand(8, 1))
 
-def end(**found):
-    print(json.dumps({{"digests": digests, **found}}), flush=True)
-    if SAVED >= 0:
-        from netstorm.checkpoint.jobs import wait_for_last_saving
-        wait_for_last_saving()
-        print("to be killed", flush=True)
-        signal.pause()
+def steps(loaded):
+    return range(0 if loaded is None else loaded.extra["next"], STEPS)
+
+def gluon(kv, path):
+    net = mx.gluon.nn.Sequential()
+    net.add(mx.gluon.nn.Dense(16, activation="relu", in_units=6), mx.gluon.nn.Dense(1, in_units=16))
+    net.initialize(mx.init.Xavier())
+    schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)
+    trainer = mx.gluon.Trainer(
+        net.collect_params(), "adam", {"learning_rate": 0.1, "lr_scheduler": schedule}, kvstore=kv,
+        compression_params={"type": "2bit", "threshold": 0.02},
+    )
+    loss, digests = mx.gluon.loss.L2Loss(), []
+    for step in steps(kv.load_checkpoint(path, trainer=trainer, missing_ok=True)):
+        data, label = batch(step)
+        with mx.autograd.record():
+            value = loss(net(data), label)
+        value.backward()
+        trainer.step(8)
+        if step == SAVED and SAVES:
+            kv.save_checkpoint(path, step=step, extra={"next": step + 1})
+        digests.append(digest(parameter.data() for parameter in net.collect_params().values()))
+    return {"digests": digests, "rate": trainer.learning_rate}
+
+def module(kv, path):
+    data, label = mx.sym.var("data"), mx.sym.var("label")
+    out = mx.sym.FullyConnected(mx.sym.FullyConnected(data, num_hidden=16), num_hidden=1)
+    module = mx.mod.Module(mx.sym.LinearRegressionOutput(out, label), label_names=["label"])
+    module.bind([("data", (8, 6))], [("label", (8, 1))])
+    module.init_params(mx.init.Xavier())
+    loaded, digests = kv.load_checkpoint(path, missing_ok=True, broadcast=True), []
+    sgd = {"learning_rate": 0.1, "momentum": 0.9}
+    module.init_optimizer(kvstore=kv, optimizer="sgd", optimizer_params=sgd)
+    for step in steps(loaded):
+        data, label = batch(step)
+        module.forward_backward(mx.io.DataBatch([data], [label]))
+        module.update()
+        if step == SAVED and SAVES:
+            kv.save_checkpoint(path, step=step, extra={"next": step + 1}, shares=False)
+        values, _ = module.get_params()
+        digests.append(digest(values[name] for name in sorted(values)))
+    return {"digests": digests}
+
+for train in (gluon, module):
+    found = train(mx.kv.create("dist_sync_netstorm"), os.path.join(PATH, train.__name__))
+    print(json.dumps(found), flush=True)
+    wait_for_last_saving()
+if SAVES:
+    print("to be killed", flush=True)
+    signal.pause()
 """
 
-GLUON = """
-net = mx.gluon.nn.Sequential()
-net.add(mx.gluon.nn.Dense(16, activation="relu", in_units=6), mx.gluon.nn.Dense(1, in_units=16))
-net.initialize(mx.init.Xavier())
-trainer = mx.gluon.Trainer(
-    net.collect_params(), "adam",
-    {"learning_rate": 0.1, "lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}, kvstore=kv,
-    compression_params={"type": "2bit", "threshold": 0.02},
-)
-loaded = kv.load_checkpoint(PATH, trainer=trainer, missing_ok=True)
-first = 0 if loaded is None else loaded.extra["next"]
-loss = mx.gluon.loss.L2Loss()
-for step in range(first, STEPS):
-    data, label = batch(step)
-    with mx.autograd.record():
-        value = loss(net(data), label)
-    value.backward()
-    trainer.step(8)
-    if step == SAVED:
-        kv.save_checkpoint(PATH, step=step, extra={"next": step + 1})
-    note(parameter.data() for parameter in net.collect_params().values())
-end(first=first, rate=trainer.learning_rate)
-"""
 
-MODULE = """
-data, label = mx.sym.var("data"), mx.sym.var("label")
-out = mx.sym.FullyConnected(mx.sym.FullyConnected(data, num_hidden=16), num_hidden=1)
-module = mx.mod.Module(mx.sym.LinearRegressionOutput(out, label), label_names=["label"])
-module.bind([("data", (8, 6))], [("label", (8, 1))])
-module.init_params(mx.init.Xavier())
-loaded = kv.load_checkpoint(PATH, missing_ok=True, broadcast=True)
-module.init_optimizer(kvstore=kv, optimizer="sgd", optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
-first = 0 if loaded is None else loaded.extra["next"]
-for step in range(first, STEPS):
-    data, label = batch(step)
-    module.forward_backward(mx.io.DataBatch([data], [label]))
-    module.update()
-    if step == SAVED:
-        kv.save_checkpoint(PATH, step=step, extra={"next": step + 1}, shares=False)
-    values, _ = module.get_params()
-    note(values[name] for name in sorted(values))
-end(first=first)
-"""
-
-
-def run(folder: Path, script: str, nodes: int, path: Path, *, saves: bool) -> list[dict[str, Any]]:
-    """Run a job to its end, which is SIGKILL if it saves; return what each rank has printed."""
+def run(folder: Path, nodes: int, *, saves: bool) -> list[list[dict[str, Any]]]:
+    """Run a job to its end, which is SIGKILL if it saves; return what Gluon and Module have found."""
     folder.mkdir()
-    source = COMMON.format(path=str(path), steps=STEPS, saved=SAVED if saves else -1) + script
-    with Job(folder, nodes) as job:
+    variables = {
+        "SAVED_IN": folder.parent / "checkpoints",
+        "STEPS": STEPS,
+        "SAVED": SAVED,
+        "SAVES": int(saves),
+    }
+    with Job(folder, nodes, **variables) as job:
         for rank in range(nodes):
-            job.start(rank, source)
+            job.start(rank, SCRIPT)
         if saves:
             for rank in range(nodes):
                 job.wait_until_said(rank, "to be killed")
@@ -101,28 +103,21 @@ def run(folder: Path, script: str, nodes: int, path: Path, *, saves: bool) -> li
                 job.send(rank, signal.SIGKILL)
         ended = [job.end(rank) for rank in range(nodes)]
         assert [one.code for one in ended] == [-signal.SIGKILL if saves else 0] * nodes, ended[0].text
-    return [json.loads(one.out.splitlines()[0]) for one in ended]
+    return [[json.loads(line) for line in one.out.splitlines()[:2]] for one in ended]
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param(GLUON, id="gluon"), pytest.param(MODULE, id="module", marks=pytest.mark.slow)]
-)
-def test_a_job_that_was_killed_goes_on_bit_for_bit_from_its_checkpoint(tmp_path: Path, script):
-    path = tmp_path / "checkpoints"
-    undisturbed = run(tmp_path / "killed", script, 2, path, saves=True)
-    assert undisturbed[0] == undisturbed[1]
-    assert len(set(undisturbed[0]["digests"])) == STEPS
-    again = run(tmp_path / "again", script, 2, path, saves=False)
-    expected = {**undisturbed[0], "first": SAVED + 1, "digests": undisturbed[0]["digests"][SAVED + 1 :]}
-    assert again == [expected, expected]
-
-    found = find_checkpoint(path)
-    assert found is not None
-    assert len(found.index.files) == (2 if script is GLUON else 1)
-    assert set(found.index.rounds.values()) == {SAVED + 1}
-    assert len(found.index.own) == (2 if script is GLUON else 0)  # what compression has not sent yet
-    if script is MODULE:
-        more = run(tmp_path / "more", script, 3, path, saves=False)
-        assert more[0] == more[1] == more[2]
-        assert more[0]["first"] == SAVED + 1
-        assert len(more[0]["digests"]) == STEPS - SAVED - 1
+def test_a_job_that_was_killed_goes_on_bit_for_bit_and_with_another_number_of_ranks(tmp_path: Path) -> None:
+    undisturbed, *others = run(tmp_path / "killed", 2, saves=True)
+    assert others == [undisturbed]
+    assert [len(set(found["digests"])) for found in undisturbed] == [STEPS] * 2
+    expected = [{**found, "digests": found["digests"][SAVED + 1 :]} for found in undisturbed]
+    assert run(tmp_path / "again", 2, saves=False) == [expected] * 2
+    more = run(tmp_path / "more", 3, saves=False)
+    assert more[0] == more[1] == more[2]
+    assert [len(found["digests"]) for found in more[0]] == [STEPS - SAVED - 1] * 2
+    for script, files in (("gluon", 2), ("module", 1)):
+        found = find_checkpoint(tmp_path / "checkpoints" / script)
+        assert found is not None
+        assert len(found.index.files) == files  # rank 0 has written all of Module's
+        assert set(found.index.rounds.values()) == {SAVED + 1}
+        assert len(found.index.own) == (2 if script == "gluon" else 0)  # what compression has not sent yet

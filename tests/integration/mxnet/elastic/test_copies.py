@@ -13,7 +13,7 @@ from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.elastic import Group, copy_behind, with_copies
 from netstorm.frontends.mxnet.engine import Completion, push_async
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def copies_of(*groups: Group) -> Mapping[int, Any]:

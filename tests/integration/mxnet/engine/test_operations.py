@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,9 +30,6 @@ def failed(started: Started, error: BaseException) -> NDArray:
     return out
 
 
-# ------------------------------------------------------------------------------------------------- completion
-
-
 def test_only_what_depends_on_an_operation_waits_for_its_completion(
     started: Started,
 ) -> None:
@@ -48,7 +44,7 @@ def test_only_what_depends_on_an_operation_waits_for_its_completion(
     with pytest.raises(queue.Empty):
         read.get(timeout=0.2)
     completion.succeed()
-    assert read.get(timeout=20) == [2, 2, 2]
+    assert read.get(timeout=60) == [2, 2, 2]
     reader.join()
     assert live_count() == 0
 
@@ -66,7 +62,7 @@ def test_an_operation_starts_when_what_it_reads_has_been_computed(started: Start
     with pytest.raises(queue.Empty):
         begun.get(timeout=0.2)
     completion.succeed()
-    assert begun.get(timeout=20).done
+    assert begun.get(timeout=60).done
 
 
 def test_only_the_first_of_several_completions_counts(started: Started) -> None:
@@ -80,15 +76,6 @@ def test_only_the_first_of_several_completions_counts(started: Started) -> None:
     assert out.asnumpy().tolist() == [1, 1, 1]
 
 
-def test_two_hundred_operations_are_in_flight_at_a_time(started: Started) -> None:
-    outs = [array() for _ in range(200)]
-    completions = [started(writes=(out,)) for out in outs]
-    assert live_count() == 200
-    for completion in reversed(completions):
-        completion.succeed()
-    mx.nd.waitall()
-
-
 def test_readers_of_one_array_overlap_and_a_writer_waits_for_them(started: Started) -> None:
     shared = array()
     readers = [started(reads=(shared,), writes=(array(),)) for _ in range(3)]
@@ -98,7 +85,7 @@ def test_readers_of_one_array_overlap_and_a_writer_waits_for_them(started: Start
         begun.get(timeout=0.2)
     for reader in readers:
         reader.succeed()
-    begun.get(timeout=20).succeed()
+    begun.get(timeout=60).succeed()
 
 
 def test_an_array_given_twice_and_views_of_it_are_listed_once(script: Callable[..., Script]) -> None:
@@ -111,40 +98,17 @@ started(writes=views + views).succeed()
 mx.nd.waitall()
 show("all three ran")
 """)
-    assert process.end(timeout_s=90) == 0
+    assert process.end() == 0
     assert (process.output, process.errors) == ("all three ran\n", "")
 
 
-def test_the_same_array_twice_without_our_care_is_a_trap(script: Callable[..., Script]) -> None:
-    process = script("""
-from netstorm.frontends.mxnet import engine as engine_binding
-def release(token):
-    pass
-def run(context, on_complete, token):
-    engine_binding.EngineCallback.at(on_complete)(None)
-a = mx.nd.zeros((4,))
-run, release = engine_binding.RunFunction(run), engine_binding.ReleaseFunction(release)
-once = engine_binding.Operands((), (a,))
-engine_binding.push(run, release, 1, once, priority=0, name="once")
-mx.nd.waitall()
-show("once is fine")
-twice = engine_binding.Operands((), (a,))
-twice.reads, twice.reads_count = twice.writes, 1
-engine_binding.push(run, release, 2, twice, priority=0, name="twice")
-mx.nd.waitall()
-""")
-    assert process.is_stuck(after="once is fine")
-
-
-@pytest.mark.parametrize("thing", [3.5, "weight", None, [1.0]])
-def test_what_is_no_ndarray_is_refused(thing: Any) -> None:
+def test_what_is_no_ndarray_is_refused() -> None:
     before = live_count()
-    with pytest.raises(UsageError, match="works on NDArrays, not on"):
-        push_async(lambda completion: completion.succeed(), reads=(thing,), writes=(), name="test")
+    things: tuple[Any, ...] = (3.5, "weight", None, [1.0])
+    for thing in things:
+        with pytest.raises(UsageError, match="works on NDArrays, not on"):
+            push_async(Completion.succeed, reads=(thing,), writes=(), name="test")
     assert live_count() == before
-
-
-# ----------------------------------------------------------------------------------------------------- errors
 
 
 def test_an_error_comes_out_as_its_own_class_and_as_mxnets(started: Started) -> None:
@@ -156,14 +120,12 @@ def test_an_error_comes_out_as_its_own_class_and_as_mxnets(started: Started) -> 
     assert str(raised.value) == "rank 2 (10.0.0.7:9000): last heard of 3 s ago"
 
 
-@pytest.mark.parametrize(
-    "text", ["two\nlines: both", "a NUL \0 inside", "Zürich → 北京", "", "NodeLost: twice"]
-)
-def test_the_text_of_an_error_survives(text: str, started: Started) -> None:
-    out = failed(started, WaitTimeout(text))
-    with pytest.raises(WaitTimeout) as raised:
-        out.wait_to_read()
-    assert str(raised.value) == text.replace("\0", "\\0")
+def test_the_text_of_an_error_survives(started: Started) -> None:
+    for text in ("two\nlines: both", "a NUL \0 inside", "Zürich → 北京", "", "NodeLost: twice"):
+        out = failed(started, WaitTimeout(text))
+        with pytest.raises(WaitTimeout) as raised:
+            out.wait_to_read()
+        assert str(raised.value) == text.replace("\0", "\\0")
 
 
 def test_an_error_that_is_not_netstorms_own_is_named_in_one_that_is(started: Started) -> None:
@@ -208,38 +170,31 @@ def test_an_array_can_be_used_again_after_its_error_was_raised(started: Started)
 
 
 def test_an_operation_on_what_could_not_be_computed_is_skipped_and_reports_it(started: Started) -> None:
-    source = array()
-    completion = started(writes=(source,))
     calls: queue.SimpleQueue[str] = queue.SimpleQueue()
-    out = array()
-    push_async(
-        lambda _: calls.put("started"),
-        reads=(source * 2,),
-        writes=(out,),
-        name="test",
-        skipped=lambda: calls.put("skipped"),
-    )
+
+    def push(reads: NDArray, out: NDArray) -> None:
+        push_async(
+            lambda _: calls.put("started"),
+            reads=(reads,),
+            writes=(out,),
+            name="test",
+            skipped=lambda: calls.put("skipped"),
+        )
+
+    source, out = array(), array()
+    completion = started(writes=(source,))
+    push(source * 2, out)
     completion.fail(NodeLost("rank 2"))
-    assert calls.get(timeout=20) == "skipped"
+    assert calls.get(timeout=60) == "skipped"
     with pytest.raises(NodeLost):
         out.asnumpy()
-    assert drain(20)
-    assert (calls.empty(), live_count()) == (True, 0)
-
-
-def test_mxnets_own_failure_of_what_an_operation_reads_skips_it_too() -> None:
-    calls: queue.SimpleQueue[str] = queue.SimpleQueue()
     broken = mx.nd.random.normal(0, -1, (2,))  # a negative deviation, which MXNet finds when it computes it
-    push_async(
-        lambda _: calls.put("started"),
-        reads=(broken,),
-        writes=(array(),),
-        name="test",
-        skipped=lambda: calls.put("skipped"),
-    )
-    assert calls.get(timeout=20) == "skipped"
+    push(broken, out)
+    assert calls.get(timeout=60) == "skipped"
     with pytest.raises(MXNetError):
         broken.asnumpy()
+    assert drain(60)
+    assert (calls.empty(), live_count()) == (True, 0)
 
 
 def test_an_exception_in_start_fails_the_operation(caplog: pytest.LogCaptureFixture) -> None:
@@ -265,7 +220,7 @@ def test_an_exception_in_skipped_does_no_harm(started: Started, caplog: pytest.L
         name="allreduce of w",
         skipped=skipped,
     )
-    assert drain(20)
+    assert drain(60)
     with pytest.raises(NodeLost):
         mx.nd.waitall()
     assert "allreduce of w: the callback for a skipped operation raised" in caplog.text
@@ -280,57 +235,10 @@ def test_fail_all_fails_started_operations_and_those_that_have_yet_to_start(star
     for failed_one in (out, shared):
         with pytest.raises(NodeLost):
             failed_one.asnumpy()
-    assert drain(20)
+    assert drain(60)
     assert (live_count(), begun) == (0, [])
     started(writes=(out,)).succeed()
     assert out.asnumpy().tolist() == [1, 1, 1]
-
-
-def test_a_trainers_step_raises_where_the_loss_is_read() -> None:
-    class Store(mx.kvstore.KVStoreBase):
-        """A store whose network has lost a node."""
-
-        type = "dist_sync_test"
-        rank, num_workers = 0, 2
-
-        @staticmethod
-        def is_capable(capability: str) -> bool:
-            return capability == "nothing"
-
-        def broadcast(self, key: object, value: NDArray, out: list[NDArray]) -> None:
-            for one in out:
-                if one is not value:
-                    value.copyto(one)
-
-        def pushpull(self, key: object, value: list[NDArray], priority: int) -> None:
-            buffer = StagingBuffer.like(value[0])
-            buffer.sum_of(value)
-            push_async(
-                lambda completion: completion.fail(NodeLost("rank 1")),
-                reads=(),
-                writes=(buffer.array,),
-                name="test",
-                priority=priority,
-            )
-            for one in value:
-                buffer.copy_to(one)
-
-    network = mx.gluon.nn.Dense(2, in_units=3)
-    network.initialize()
-    trainer = mx.gluon.Trainer(network.collect_params(), "sgd", kvstore=Store(), update_on_kvstore=False)
-
-    def step() -> Any:
-        with mx.autograd.record():
-            loss = network(mx.nd.ones((4, 3))).sum()
-        loss.backward()
-        trainer.step(4)
-        return loss
-
-    assert step().asnumpy().shape == (1,)  # computed before the update that fails
-    with pytest.raises(NodeLost, match="rank 1"):
-        step().asnumpy()
-    with pytest.raises(NodeLost):  # each key's operation has an error of its own
-        mx.nd.waitall()
 
 
 def test_failing_thousands_of_operations_with_dependents_does_not_corrupt_memory(
@@ -359,12 +267,11 @@ show("sound")
     assert "sound" in process.output
 
 
-# -------------------------------------------------------------------------------------------- order and speed
-
-
 def test_ready_operations_start_in_the_order_of_their_priority(script: Callable[..., Script]) -> None:
-    process = script(
-        """
+    process = script("""
+os.environ["MXNET_CPU_PRIORITY_NTHREADS"] = "1"  # which the engine reads again when a process is forked
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 order, go, busy = [], threading.Event(), threading.Event()
 def block(completion):
     busy.set()
@@ -382,47 +289,6 @@ for priority, array in zip((0, -3, 5, 1, 5, -8), ready):
 go.set()
 mx.nd.waitall()
 show("order", order)
-""",
-        MXNET_CPU_PRIORITY_NTHREADS="1",
-    )
+""")
     assert process.end() == 0, process.errors
     assert "order [5, 5, 1, 0, -3, -8]" in process.output
-
-
-def test_an_operation_starts_while_the_workers_are_busy_computing() -> None:
-    big, out = mx.nd.random.uniform(shape=(1500, 1500)), array()
-    mx.nd.waitall()
-    product = big
-    for _ in range(12):
-        product = mx.nd.dot(product, big) / 1500
-    begun: queue.SimpleQueue[float] = queue.SimpleQueue()
-
-    def start(completion: Completion) -> None:
-        begun.put(time.monotonic())
-        completion.succeed()
-
-    pushed = time.monotonic()
-    push_async(start, reads=(), writes=(out,), name="test")
-    wait_s = begun.get(timeout=60) - pushed
-    mx.nd.waitall()
-    assert wait_s < (time.monotonic() - pushed) / 2
-
-
-def test_pushing_with_its_copies_blocks_the_script_for_less_than_a_millisecond() -> None:
-    gradients = [mx.nd.ones((64, 64)) for _ in range(200)]
-    buffers = [StagingBuffer.like(gradient) for gradient in gradients]
-    mx.nd.waitall()
-
-    def percentile_99_s() -> float:
-        durations = []
-        for gradient, buffer in zip(gradients, buffers, strict=True):
-            began = time.perf_counter()
-            buffer.copy_from(gradient)
-            push_async(Completion.succeed, reads=(), writes=(buffer.array,), name="test")
-            buffer.copy_to(gradient)
-            durations.append(time.perf_counter() - began)
-        mx.nd.waitall()
-        return sorted(durations)[197]
-
-    # The best of some rounds: other programs on the machine only ever add to it.
-    assert any(percentile_99_s() < 1e-3 for _ in range(40))

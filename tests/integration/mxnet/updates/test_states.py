@@ -12,66 +12,74 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 # Sums and updates of integers: with SGD all numbers are exact.
 TRAIN = """
-import hashlib, sys
 import numpy as np
 from netstorm.frontends.mxnet.compat import mx
-import netstorm.frontends.mxnet
-
-BEGIN, END, LOAD, SAVE, FOLDER, NAME, DUMP = {options!r}
-kv = mx.kv.create("dist_sync_netstorm")
-optimizer = mx.optimizer.create(NAME, learning_rate=2.0**-4, rescale_grad=1.0)
-if not isinstance(optimizer, mx.optimizer.Adam):
-    optimizer.momentum = 0.5
-shapes = {{"a": (40, 30), "b": (7,)}}
-weights = {{name: mx.nd.ones(shape) for name, shape in shapes.items()}}
-if LOAD:
-    weights = mx.nd.load(f"{{FOLDER}}/weights")
-kv.set_optimizer(optimizer)
-for name in shapes:
-    kv.init(name, weights[name])
-if LOAD:
-    kv.load_optimizer_states(f"{{FOLDER}}/states")
-for epoch in range(BEGIN, END):
-    for sample in range(8):
-        if sample % kv.num_workers == 0:
-            for name, shape in shapes.items():
-                drawn = np.random.RandomState([epoch, sample + kv.rank, len(shape)]).randint(-3, 4, shape)
-                kv.push(name, mx.nd.array(drawn))
-for name in shapes:
-    kv.pull(name, out=weights[name])
-kv._barrier()  # all have read
-if SAVE and kv.rank == 0:
-    kv.save_optimizer_states(f"{{FOLDER}}/states", dump_optimizer=DUMP)
-    mx.nd.save(f"{{FOLDER}}/weights", weights)
 from netstorm.frontends.mxnet.updates import digest_of
-print(digest_of(kv._updater.states), digest_of(weights), kv._updater.optimizer.num_update)
-kv._barrier()
+
+SAVES, FOLDER = {saves!r}, {folder!r}
+SHAPES = {{"a": (40, 30), "b": (7,)}}
+
+def begun(name, weights):
+    kv = mx.kv.create("dist_sync_netstorm")
+    more = dict(momentum=0.5) if name == "sgd" else {{}}
+    kv.set_optimizer(mx.optimizer.create(name, learning_rate=2.0**-4, rescale_grad=1.0, **more))
+    for key in SHAPES:
+        kv.init(key, weights[key])
+    return kv
+
+def trained(kv, *epochs):
+    for epoch in epochs:
+        for sample in range(kv.rank, 12, kv.num_workers):
+            for key, shape in SHAPES.items():
+                drawn = np.random.RandomState([epoch, sample, len(shape)]).randint(-3, 4, shape)
+                kv.push(key, mx.nd.array(drawn))
+    weights = {{key: mx.nd.zeros(shape) for key, shape in SHAPES.items()}}
+    for key in SHAPES:
+        kv.pull(key, out=weights[key])
+    optimizer = kv._updater.optimizer
+    print(digest_of(kv._updater.states), digest_of(weights), optimizer.num_update, flush=True)
+    kv._barrier()  # all have read
+    return weights
+
+for name, whole in (("adam", True), ("sgd", False)):
+    path = f"{{FOLDER}}/{{name}}"
+    if SAVES:
+        kv = begun(name, {{key: mx.nd.ones(shape) for key, shape in SHAPES.items()}})
+        weights = trained(kv, 0, 1, 2)
+    else:
+        weights = mx.nd.load(f"{{path}}.weights")
+        kv = begun(name, weights)
+        kv.load_optimizer_states(f"{{path}}.states")
+        trained(kv)
+    if kv.rank == 0:
+        kv.save_optimizer_states(f"{{path}}.{{'states' if SAVES else 'again'}}", dump_optimizer=whole)
+        mx.nd.save(f"{{path}}.weights", weights)
+    trained(kv, 3)
 """
 
 
-def train(folder: Path, nodes: int, *options: object) -> tuple[str, str, str]:
-    """Return digests of states and weights, the same on all nodes, and the number of updates."""
+def train(folder: Path, nodes: int, *, saves: bool) -> list[list[str]]:
+    """Return, the same on all nodes, digests of states and weights and the number of updates: for each
+    optimiser of what is saved or loaded, and after one more epoch."""
     (folder / "ready").unlink(missing_ok=True)  # of the job before
-    ended = run_job(folder, nodes, TRAIN.format(options=options))
+    ended = run_job(folder, nodes, TRAIN.format(saves=saves, folder=str(folder)))
     assert [end.code for end in ended] == [0] * nodes, ended
     assert len({end.out for end in ended}) == 1
-    states, weights, updates = ended[0].out.split()
-    return states, weights, updates
+    return [line.split() for line in ended[0].out.splitlines()]
 
 
-def test_what_four_nodes_have_saved_is_where_they_and_two_others_go_on(tmp_path: Path) -> None:
-    four = train(tmp_path, 4, 0, 3, False, True, str(tmp_path), "adam", True)
-    before = (tmp_path / "states").read_bytes()
-    without = train(tmp_path, 4, 0, 4, False, False, str(tmp_path), "adam", True)
-    assert train(tmp_path, 4, 3, 4, True, False, str(tmp_path), "adam", True) == without != four
-    two = train(tmp_path, 2, 3, 3, True, True, str(tmp_path), "adam", True)  # resumed, and saved at once
-    assert two == four
-    assert (tmp_path / "states").read_bytes() == before
-    assert train(tmp_path, 2, 3, 4, True, False, str(tmp_path), "adam", True) != four
-
-
-def test_without_the_optimiser_in_the_file_states_are_read_and_counts_begin_anew(tmp_path: Path) -> None:
-    four = train(tmp_path, 4, 0, 3, False, True, str(tmp_path), "sgd", False)
-    two = train(tmp_path, 2, 3, 3, True, False, str(tmp_path), "sgd", False)
-    assert two[:2] == four[:2]
-    assert (four[2], two[2]) == ("6", "0")
+def test_what_three_nodes_have_saved_is_where_they_and_two_others_go_on(tmp_path: Path) -> None:
+    adam, adam_later, sgd, sgd_later = train(tmp_path, 3, saves=True)
+    before = (tmp_path / "adam.states").read_bytes()
+    three = train(tmp_path, 3, saves=False)
+    assert three[:2] == [adam, adam_later]
+    assert adam_later[:2] != adam[:2]
+    assert (tmp_path / "adam.again").read_bytes() == before
+    # Without the optimiser in the file, states are read and counts begin anew.
+    assert three[2] == [*sgd[:2], "0"]
+    assert three[3] == [*sgd_later[:2], "4"]
+    assert (sgd[2], sgd_later[2]) == ("12", "16")
+    two = train(tmp_path, 2, saves=False)
+    assert two[0] == adam
+    assert two[1] != adam_later
+    assert two[2] == three[2]
