@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,24 +40,51 @@ settings.load_profile(
 )  # pytest's --hypothesis-profile wins over it
 
 
-_BY_LENGTH = ("integration", "wan", "simulated", "unit")
-"""Folders, those first whose files take longest: workers that share the files then end together."""
+_SECONDS = {
+    "wan": 130,  # its files wait for each other
+    "integration/failures/test_liveness.py": 90,
+    "integration/test_examples.py": 300,
+    "integration/test_race.py": 240,
+    "integration/test_benchmarks.py": 240,
+    "integration/elastic": 150,
+    "integration/torch/test_collectives.py": 60,
+    "integration/mxnet": 50,
+    "integration/torch": 50,
+    "integration/docs": 40,
+    "integration/launch": 30,
+    "integration": 20,
+    "simulated": 10,
+}
+"""How long files take, or those of a folder: the longest begin, so that workers end together.
 
-_FIRST = "wan/test_check.py"
-"""It holds the emulated WAN for minutes, for which other files in its folder would wait."""
+A run says at its end which files took longest."""
+
+_TO_SAY_S = 30.0
+
+
+def _seconds(path: Path) -> int:
+    parts = path.relative_to(_TESTS).parts
+    known = (_SECONDS.get("/".join(parts[:length])) for length in range(len(parts), 0, -1))
+    return next((seconds for seconds in known if seconds is not None), 0)
 
 
 @pytest.hookimpl(trylast=True)  # pytest-randomly has shuffled by then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the folders whose files take longest; the order within them stays as it is."""
-    items.sort(key=lambda item: _place(item.path))
+    """Begin with the files that take longest; the order of others stays as it is."""
+    items.sort(key=lambda item: -_seconds(item.path))
 
 
-def _place(path: Path) -> int:
-    if path == _TESTS / _FIRST:
-        return -1
-    places = (place for place, folder in enumerate(_BY_LENGTH) if _TESTS / folder in path.parents)
-    return next(places, len(_BY_LENGTH))
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which files took longest, for the table above."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.location[0]] += round(report.duration)
+    longest = [f"{took:4} s  {file}" for file, took in seconds.most_common(15) if took >= _TO_SAY_S]
+    if longest:
+        terminalreporter.section("files that took longest (tests/conftest.py)")
+        terminalreporter.write_line("\n".join(longest))
 
 
 @pytest.fixture(autouse=True)
