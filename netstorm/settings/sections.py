@@ -282,7 +282,7 @@ class NodeSettings:
         whole(1),
         200_000,
         "elements",
-        "the smallest tensor that gradient compression of type mpq sends sparsely; GeoMX's name",
+        "the smallest tensor that gradient compression of type bsc or mpq sends sparsely; GeoMX's name",
     )
     gradient_codec: str = setting(
         "NETSTORM_GRADIENT_CODEC",

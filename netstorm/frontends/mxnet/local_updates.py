@@ -474,7 +474,8 @@ class LocalUpdatesKVStore(NetStormKVStore):
     def _initialise(self, entry: AnyEntry, initial: NDArray) -> None:
         super()._initialise(entry, initial)
         assert isinstance(entry, LocalEntry)
-        if self._compression is not None and self._compression.codec_of(entry.tensor_name) is not None:
+        compression, shape = self._compression, entry.key.spec.shape
+        if compression is not None and compression.codec_of(entry.tensor_name, shape) is not None:
             entry.remember()
 
     def _enter_step(self, key: object) -> None:
@@ -517,7 +518,9 @@ class LocalUpdatesKVStore(NetStormKVStore):
             hierarchical=self._hierarchical,
             is_newcomer=elastic is not None and elastic.joined_with is not None,
             priority=priority,
-            codec=None if compression is None else compression.codec_of(entry.tensor_name),
+            codec=None
+            if compression is None
+            else compression.codec_of(entry.tensor_name, entry.key.spec.shape),
         )
 
     def _check_checkpoint(self, what: str) -> None:

@@ -899,7 +899,7 @@ class NetStormKVStore(ElasticStore):
         for entry, values in pushed:
             name = entry.tensor_name
             compression.check_key(entry.key, "push", name)
-            if compression.codec_of(name) is not None:
+            if compression.codec_of(name, entry.key.spec.shape) is not None:
                 check_dense(values, entry.key, "push under gradient compression")
 
     def _tensor_name(self, user_key: int | str) -> str:
