@@ -545,6 +545,14 @@ class TimeoutSettings:
         "averages",
         "with hierarchical frequency aggregation: averages of a site between two averages of all ranks",
     )
+    mixed_sync: bool = setting(
+        "NETSTORM_MIXED_SYNC",
+        switch(),
+        False,
+        "",
+        "under python -m netstorm.run, MXNet's asynchronous stores keep a site's ranks in step, and only its "
+        "sums are asynchronous (GeoMX's MixedSync); the same at all nodes",
+    )
     staleness: int = setting(
         "NETSTORM_STALENESS",
         whole(-1),
