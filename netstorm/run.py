@@ -5,12 +5,14 @@ PyTorch the backends `gloo`, `mpi` and `nccl` do, or those that NETSTORM_TORCH_B
 that the script starts by itself use NetStorm, too.
 
 MXNet's launchers also start a process for each server and one for the scheduler, all with the same command: a
-server has nothing to do and ends, and the scheduler is NetStorm's.
+server has nothing to do and ends, and the scheduler is NetStorm's. Of GeoMX's launch scripts the processes of
+the global level and the master worker end, too.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import runpy
 import sys
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from typing import Final
 
 from netstorm.errors import UsageError
 from netstorm.frontends.import_hook import on_import
-from netstorm.settings import Settings, set_for_children
+from netstorm.settings import Settings, foreign_variable, set_for_children
 
 __all__ = ["main"]
 
@@ -29,6 +31,8 @@ _USAGE: Final = "usage: python -m netstorm.run [-m MODULE | SCRIPT] [ARGUMENTS â
 _RUNNERS: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 """Files whose frames begin a script's traceback, and mean nothing to its user."""
 
+
+_FRONTEND: Final = "netstorm.frontends.mxnet"
 
 _TORCH_BACKENDS: Final = "gloo,mpi,nccl"
 """What scripts name. Most hard-code nccl, which has to work on machines that have none, too; inside a site
@@ -50,6 +54,10 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     try:
         settings = Settings.from_environment()
+        if (idle := _without_work(settings)) is not None:
+            print(f"netstorm: {idle} has nothing to do, since every node aggregates; this process ends")
+            return 0
+        _check_all_workers(settings)
         if settings.role == "scheduler":
             from netstorm.scheduler.process.scheduler_process import run_scheduler
 
@@ -57,9 +65,6 @@ def main(arguments: list[str]) -> int:
         set_for_children(NETSTORM_TORCH_BACKENDS=settings.torch_backends or _TORCH_BACKENDS)
     except UsageError as error:
         return _refuse(str(error))
-    if settings.role == "server":
-        print("netstorm: DMLC_ROLE=server has nothing to do, since every node aggregates; this process ends")
-        return 0
     if arguments[0] == "-m":
         if len(arguments) == 1:
             return _refuse("-m needs the name of a module")
@@ -67,6 +72,28 @@ def main(arguments: list[str]) -> int:
     if not Path(arguments[0]).exists():
         return _refuse(f"no script {arguments[0]!r}")
     return _as_script(lambda: _run_script(arguments))
+
+
+def _without_work(settings: Settings) -> str | None:
+    """Return which variable makes this process one that has nothing to do; None: it has."""
+    if settings.role == "server":
+        return "DMLC_ROLE=server"
+    for name in ("DMLC_ROLE_GLOBAL", "DMLC_ROLE_MASTER_WORKER"):
+        if (value := foreign_variable(name)) not in (None, "", "0"):
+            return f"{name}={value}"
+    return None
+
+
+def _check_all_workers(settings: Settings) -> None:
+    """Raise `UsageError` if variables would make a job of each of GeoMX's data centres."""
+    text = foreign_variable("DMLC_NUM_ALL_WORKER")
+    if text and text != str(settings.num_workers):
+        raise UsageError(
+            f"DMLC_NUM_ALL_WORKER={text} with DMLC_NUM_WORKER={settings.num_workers}: the nodes of all data "
+            f"centres are one job, with one scheduler: set DMLC_NUM_WORKER={text} and the same "
+            "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT on all of them, and name each one's data centre in "
+            "NETSTORM_SITE"
+        )
 
 
 def _run_module(arguments: list[str]) -> None:
@@ -88,7 +115,7 @@ def _run_script(arguments: list[str]) -> None:
 
 def _as_script(run: Callable[[], None]) -> int:
     """Run a script as Python does; an uncaught exception is shown without our own frames."""
-    on_import({"mxnet": _import_mxnet, "torch": _import_torch})
+    on_import({"mxnet": _import_mxnet, _FRONTEND: _import_mxnet, "torch": _import_torch})
     try:
         run()
     except _CannotTakeOver as error:
@@ -102,6 +129,9 @@ def _as_script(run: Callable[[], None]) -> int:
 
 
 def _import_mxnet() -> None:
+    if _FRONTEND in sys.modules:  # the script has imported that first: what was called for it goes on below
+        importlib.import_module("mxnet")
+        return
     try:
         from netstorm.frontends.mxnet import take_over_dist_types
 

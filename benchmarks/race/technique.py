@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from netstorm.compression.registry import CODECS, codec_of
+from netstorm.compression.sparse import MOMENTUM
 from netstorm.errors import UsageError
 
 __all__ = ["TECHNIQUES", "Technique", "codec_from", "split_name"]
@@ -123,7 +124,8 @@ def _technique(text: str) -> Technique:
     if make is None and name not in CODECS:
         raise UsageError(f"no technique {name!r}; there are {', '.join((*CODECS, *TECHNIQUES))}")
     if make is None:
-        return Technique(compression=codec_from(text), momentum=not parameters.get("momentum"))
+        corrected = parameters.get("momentum", MOMENTUM if name in {"bsc", "mpq"} else 0)
+        return Technique(compression=codec_from(text), momentum=not corrected)
     try:
         return make(**parameters)
     except TypeError:

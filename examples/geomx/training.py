@@ -35,6 +35,7 @@ class Options:
     batch_size: int
     epoch: int
     cpu: bool
+    data_slice_idx: int | None
 
 
 def parser_of(description: str, *, learning_rate: float) -> argparse.ArgumentParser:
@@ -44,6 +45,7 @@ def parser_of(description: str, *, learning_rate: float) -> argparse.ArgumentPar
     add("-lr", "--learning-rate", type=positive_number, default=learning_rate)
     add("-bs", "--batch-size", type=whole_number, default=16, help="samples in a batch of one node")
     add("-ep", "--epoch", type=whole_number, default=5)
+    add("-ds", "--data-slice-idx", type=int, help="which share of the samples; default: that of the rank")
     add("-c", "--cpu", action="store_true", help="use no GPU, even if there is one")
     return parser
 
@@ -66,7 +68,11 @@ def run(
         steps: yields once for each step of an epoch, given the store and the usual number.
     """
     options = Options(
-        learning_rate=given.learning_rate, batch_size=given.batch_size, epoch=given.epoch, cpu=given.cpu
+        learning_rate=given.learning_rate,
+        batch_size=given.batch_size,
+        epoch=given.epoch,
+        cpu=given.cpu,
+        data_slice_idx=given.data_slice_idx,
     )
     with usage_errors():
         data = load("digits", None)
@@ -93,7 +99,7 @@ def _train(
     context = mx.cpu() if options.cpu or not mx.context.num_gpus() else mx.gpu()
     shard = Shard(
         data.train,
-        rank=kvstore.rank,
+        rank=kvstore.rank if options.data_slice_idx is None else options.data_slice_idx,
         ranks=kvstore.num_workers,
         batch_size=options.batch_size,
         seed=_SEED,

@@ -16,7 +16,7 @@ from netstorm.compression.auto import Auto
 from netstorm.compression.codec import BFloat16, Codec, Float16, Uncompressed
 from netstorm.compression.power_sgd import PowerSGD
 from netstorm.compression.quantised import Int8, OneBit, TwoBit
-from netstorm.compression.sparse import MixedPrecision, TopK, bi_sparse
+from netstorm.compression.sparse import TopK, bi_sparse, mixed_precision
 from netstorm.errors import UsageError
 
 __all__ = ["CODECS", "CodecRules", "codec_of", "rules_of"]
@@ -31,7 +31,7 @@ CODECS: Final[dict[str, Callable[..., Codec]]] = {
     "1bit": OneBit,
     "topk": TopK,
     "bsc": bi_sparse,
-    "mpq": MixedPrecision,
+    "mpq": mixed_precision,
     "powersgd": PowerSGD,
 }
 """What makes a codec from its parameters."""

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.codec import Codec, Float16, Floats, GradientPlace, Rounds, State, SubKey, Transfer
+from netstorm.compression.codec import (
+    Codec,
+    Float16,
+    Floats,
+    GradientPlace,
+    Rounds,
+    State,
+    SubKey,
+    Transfer,
+    Uncompressed,
+)
 from netstorm.errors import UsageError
 from netstorm.protocol.codecs import sparse
 from netstorm.protocol.frames import Buffer
 
 __all__ = [
+    "MOMENTUM",
     "SIZE_LOWER_BOUND",
     "Array",
+    "BySize",
     "Entries",
-    "MixedPrecision",
     "Numbers",
     "Rows",
     "TopK",
@@ -30,6 +41,7 @@ __all__ = [
     "entries_problem",
     "joined_rows",
     "largest_entries",
+    "mixed_precision",
     "rows_problem",
     "tidy",
     "total_of",
@@ -263,9 +275,8 @@ def entries_problem(payload: Buffer, elements: int, ranks: int) -> str | None:
 #
 # `topk` is Deep Gradient Compression (Lin et al., arXiv 1712.01887): a rank sends the share of its values
 # that is largest, and adds the others to its next gradient, with momentum correction, local clipping and a
-# warm-up if asked. Sums are unions of the ranks' elements. `bsc` is GeoMX's Bi-Sparse compression: the result
-# is sparse, too. The root keeps as many elements as one rank has sent; all ranks see which are missing, and
-# those who have contributed to them take their values back, so nothing is lost.
+# warm-up if asked. Sums are unions of the ranks' elements. If the root keeps only some, all ranks see which
+# are missing, and those who have contributed to them take their values back, so nothing is lost.
 
 _SAMPLE: Final = 65_536
 """Values by which the threshold is estimated. With the largest percent of them its own error is 4 %."""
@@ -382,19 +393,6 @@ class TopK:
                 gradient *= np.float32(most / norm)
 
 
-def bi_sparse(ratio: float = 0.01, *, momentum: float = 0.0) -> TopK:
-    """Return GeoMX's Bi-Sparse compression: results have as many elements as one rank sends.
-
-    Args:
-        ratio: share of its values that a rank sends; GeoMX calls it the threshold.
-        momentum: factor of momentum correction.
-
-    Raises:
-        UsageError: a value out of its range.
-    """
-    return TopK(ratio, kept=1.0, momentum=momentum, name="bsc")
-
-
 def _largest(values: Floats, ratio: float) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return the numbers of about the largest values, rising, without zeros. NaN is the largest of all."""
     magnitudes = np.abs(values)
@@ -411,33 +409,45 @@ def _largest(values: Floats, ratio: float) -> np.ndarray[tuple[int], np.dtype[np
     return np.sort(found[np.argpartition(magnitudes[found], -most)[-most:]])
 
 
-# GeoMX's mixed-precision quantisation: small tensors travel as float16, large ones sparsely.
+# GeoMX's Bi-Sparse and mixed-precision quantisation: by the size of a tensor one codec or another.
+#
+# Large tensors are sparse, with momentum correction, and their sums keep the elements of all ranks. In GeoMX
+# the server of a site makes its sum sparse; here, where there are no servers, each rank its gradient.
 
 SIZE_LOWER_BOUND: Final = 200_000
 """Elements; GeoMX's default of MXNET_KVSTORE_SIZE_LOWER_BOUND."""
 
+MOMENTUM: Final = 0.9
+"""Of the momentum correction; GeoMX's."""
 
-class MixedPrecision:
-    """Two codecs, by the size of the tensor."""
 
-    name: ClassVar[str] = "mpq"
+class BySize:
+    """One codec for small tensors, and sparse values for large ones."""
 
-    def __init__(self, ratio: float = 0.01, *, size_lower_bound: int = SIZE_LOWER_BOUND) -> None:
+    def __init__(
+        self, name: str, small: Codec, ratio: float, *, momentum: float, size_lower_bound: int
+    ) -> None:
         """Describe the codecs.
 
         Args:
+            name: of the codec.
+            small: of small tensors.
             ratio: of large tensors, share of its values that a rank sends.
+            momentum: of large tensors, factor of momentum correction.
             size_lower_bound: elements of the smallest tensor that travels sparsely.
 
         Raises:
             UsageError: a value out of its range.
         """
         if not size_lower_bound >= 1:
-            raise UsageError(f"mpq with size_lower_bound={size_lower_bound!r}: expected 1 or more")
+            raise UsageError(f"{name} with size_lower_bound={size_lower_bound!r}: expected 1 or more")
+        self.name: Final = name
         self._bound: Final = size_lower_bound
-        self._small: Final[Codec] = Float16()
-        self._large: Final[Codec] = bi_sparse(ratio)
-        self.fingerprint: Final = f"mpq ratio={ratio:g} size_lower_bound={size_lower_bound}"
+        self._small: Final = small
+        self._large: Final[Codec] = TopK(ratio, kept=0, momentum=momentum, name=name)
+        self.fingerprint: Final = (
+            f"{name} ratio={ratio:g} momentum={momentum:g} size_lower_bound={size_lower_bound}"
+        )
 
     def form(self, shape: tuple[int, ...]) -> int | None:
         """Return the codec of all rounds."""
@@ -454,3 +464,30 @@ class MixedPrecision:
     def of(self, shape: tuple[int, ...]) -> Codec:
         """Return the codec of tensors of a shape."""
         return self._small if np.prod(shape, dtype=np.int64) < self._bound else self._large
+
+
+def bi_sparse(
+    ratio: float = 0.01, *, momentum: float = MOMENTUM, size_lower_bound: int = SIZE_LOWER_BOUND
+) -> BySize:
+    """Return GeoMX's Bi-Sparse compression: small tensors travel as they are.
+
+    Args:
+        ratio: share of its values that a rank sends; GeoMX calls it the threshold.
+        momentum: factor of momentum correction.
+        size_lower_bound: elements of the smallest tensor that travels sparsely.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+    return BySize("bsc", Uncompressed(), ratio, momentum=momentum, size_lower_bound=size_lower_bound)
+
+
+def mixed_precision(
+    ratio: float = 0.01, *, momentum: float = MOMENTUM, size_lower_bound: int = SIZE_LOWER_BOUND
+) -> BySize:
+    """Return GeoMX's mixed-precision quantisation: small tensors travel as float16; see `bi_sparse`.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+    return BySize("mpq", Float16(), ratio, momentum=momentum, size_lower_bound=size_lower_bound)

@@ -282,7 +282,7 @@ class NodeSettings:
         whole(1),
         200_000,
         "elements",
-        "the smallest tensor that gradient compression of type mpq sends sparsely; GeoMX's name",
+        "the smallest tensor that gradient compression of type bsc or mpq sends sparsely; GeoMX's name",
     )
     gradient_codec: str = setting(
         "NETSTORM_GRADIENT_CODEC",
@@ -544,6 +544,14 @@ class TimeoutSettings:
         10,
         "averages",
         "with hierarchical frequency aggregation: averages of a site between two averages of all ranks",
+    )
+    mixed_sync: bool = setting(
+        "NETSTORM_MIXED_SYNC",
+        switch(),
+        False,
+        "",
+        "under python -m netstorm.run, MXNet's asynchronous stores keep a site's ranks in step, and only its "
+        "sums are asynchronous (GeoMX's MixedSync); the same at all nodes",
     )
     staleness: int = setting(
         "NETSTORM_STALENESS",

@@ -118,27 +118,42 @@ _OTHERS_PREFIXES: Final = ("ENABLE_", "DMLC_", "PS_", "MXNET_KVSTORE_")
 _LIKE: Final = 0.85
 """How like a setting's name one with such a prefix must be, to be a misspelling of it (difflib's ratio)."""
 
-WITHOUT_EFFECT: Final = frozenset(
-    {
-        "ADAPTIVE_K_FLAG", "DMLC_ENABLE_CENTRAL_WORKER", "DMLC_LOCAL", "DMLC_NUM_ALL_WORKER",
-        "DMLC_NUM_GLOBAL_SERVER", "DMLC_NUM_GLOBAL_WORKER", "DMLC_PS_GLOBAL_ROOT_PORT",
-        "DMLC_PS_GLOBAL_ROOT_URI", "DMLC_PS_VAN_TYPE", "DMLC_PS_WATER_MARK", "DMLC_RANK", "DMLC_ROLE_GLOBAL",
-        "DMLC_ROLE_MASTER_WORKER", "DMLC_UDP_CHANNEL_NUM", "ENABLE_INTER_TS", "ENABLE_INTRA_TS", "ENABLE_P3",
-        "MAX_GREED_RATE_TS", "MXNET_ENABLE_GPU_P2P", "MXNET_KVSTORE_BIGARRAY_BOUND",
-        "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE", "MXNET_KVSTORE_LOGTREE",
-        "MXNET_KVSTORE_REDUCTION_NTHREADS", "MXNET_KVSTORE_SERIAL_PUSH",
-        "MXNET_KVSTORE_SLICE_THRESHOLD", "MXNET_KVSTORE_TREE_ARRAY_BOUND", "MXNET_KVSTORE_TREE_BACKTRACK",
-        "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY", "MXNET_KVSTORE_USETREE", "PS_DROP_MSG", "PS_RESEND",
+_INSTEAD: Final = {
+    "each node's data centre is its NETSTORM_SITE, and one scheduler has the whole job": (
+        "DMLC_ENABLE_CENTRAL_WORKER", "DMLC_NUM_GLOBAL_SERVER", "DMLC_NUM_GLOBAL_WORKER",
+        "DMLC_PS_GLOBAL_ROOT_PORT", "DMLC_PS_GLOBAL_ROOT_URI",
+    ),
+    "trees follow what nodes measure (ENABLE_AWARENESS)": ("ENABLE_INTER_TS", "ENABLE_INTRA_TS"),
+    "NETSTORM_EXPLORE_SHARE says how much is explored": ("MAX_GREED_RATE_TS",),
+    "keys are cut into chunks (CHUNK_SIZE), and higher priorities go first on every link": (
+        "ENABLE_P3", "MXNET_KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_SLICE_THRESHOLD",
+    ),
+    "ENABLE_DGT sends over TCP, with the share DMLC_K and the deadline NETSTORM_DEADLINE": (
+        "ADAPTIVE_K_FLAG", "DGT_BLOCK_SIZE", "DGT_CONTRIBUTION_ALPHA", "DGT_INFO", "DMLC_K_MIN",
+        "DMLC_UDP_CHANNEL_NUM",
+    ),
+    "the transport is ZeroMQ over TCP, which delivers exactly once; NETSTORM_WINDOW bounds its memory": (
+        "DMLC_LOCAL", "DMLC_PS_VAN_TYPE", "DMLC_PS_WATER_MARK", "PS_DROP_MSG", "PS_RESEND",
         "PS_RESEND_TIMEOUT",
-    }
-)  # fmt: skip
-"""Variables of MXNet and GeoMX that their users may have set, and that do nothing here. What there is instead
-say docs/guides/moving-from-dist-sync.md and docs/guides/geomx.md."""
+    ),
+    "NETSTORM_RANK asks for a rank": ("DMLC_RANK",),
+    "MXNet's operators add up the arrays of devices": (
+        "MXNET_ENABLE_GPU_P2P", "MXNET_KVSTORE_LOGTREE", "MXNET_KVSTORE_REDUCTION_NTHREADS",
+        "MXNET_KVSTORE_SERIAL_PUSH", "MXNET_KVSTORE_TREE_ARRAY_BOUND", "MXNET_KVSTORE_TREE_BACKTRACK",
+        "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY", "MXNET_KVSTORE_USETREE",
+    ),
+    "PS_VERBOSE says what is logged": ("MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE",),
+}  # fmt: skip
+"""What does the job here of variables of MXNet and GeoMX that do nothing; more in the guides
+moving-from-dist-sync.md and geomx.md."""
+
+WITHOUT_EFFECT: Final = frozenset(name for names in _INSTEAD.values() for name in names)
+"""Variables of MXNet and GeoMX that their users may have set, and that do nothing here."""
 
 
 def unknown_variables(environ: Iterable[str] | None = None) -> list[str]:
-    """Return a message for each variable that is no setting and is probably a misspelled one, and one for all
-    that have no effect here.
+    """Return a message for each variable that is no setting and is probably a misspelled one, and one for
+    those without effect that the same replaces.
     """
     known = [declaration.variable for declaration in declarations().values()]
     names = [name for name in (os.environ if environ is None else environ) if name not in known]
@@ -147,12 +162,9 @@ def unknown_variables(environ: Iterable[str] | None = None) -> list[str]:
         for name in names
         if name.startswith("NETSTORM_") or (name not in WITHOUT_EFFECT and _is_misspelled(name, known))
     ]
-    idle = sorted(WITHOUT_EFFECT.intersection(names))
-    if idle:
-        problems.append(
-            f"{', '.join(idle)}: without effect here; docs/guides/moving-from-dist-sync.md and "
-            "docs/guides/geomx.md say what there is instead"
-        )
+    for instead, idle in _INSTEAD.items():
+        if given := [name for name in idle if name in names]:
+            problems.append(f"{', '.join(given)}: without effect here; {instead}")
     return problems
 
 
@@ -183,6 +195,9 @@ FOREIGN_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "LOCAL_RANK": "which of a machine's nodes this one is, so that they share no port",
         "WORLD_SIZE": "PyTorch's number of ranks; a group of fewer has a scheduler of its own",
         "TORCHELASTIC_RESTART_COUNT": "ranks that torchrun starts again find their own scheduler",
+        "DMLC_ROLE_GLOBAL": "GeoMX's: a process of its upper level, which has nothing to do here",
+        "DMLC_ROLE_MASTER_WORKER": "GeoMX's: a worker without data, which has nothing to do here",
+        "DMLC_NUM_ALL_WORKER": "GeoMX's number of nodes of all data centres, which are one job here",
         "OMP_NUM_THREADS": "several nodes on one machine share its cores; a user's own choice is kept",
     }
 )

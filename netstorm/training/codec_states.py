@@ -16,7 +16,7 @@ import numpy as np
 
 from netstorm.compression.codec import AnyArray, Codec, State
 from netstorm.compression.registry import CodecRules
-from netstorm.compression.sparse import MixedPrecision
+from netstorm.compression.sparse import BySize
 from netstorm.errors import UsageError
 
 __all__ = ["CodecStates", "Parameter", "SavedStates", "SumUnit", "units_of"]
@@ -91,7 +91,7 @@ def units_of(parameters: Sequence[Parameter], rules: CodecRules) -> list[SumUnit
 
 def _codec(codec: Codec, shape: tuple[int, ...]) -> Codec | None:
     """Return the codec that a tensor of this shape has; None: it travels as it is."""
-    if isinstance(codec, MixedPrecision):
+    if isinstance(codec, BySize):
         codec = codec.of(shape)
     return None if codec.form(shape) == 0 and not codec.parts(shape) else codec
 

@@ -208,9 +208,19 @@ def test_misspelled_names_of_mxnets_and_the_papers_settings_are_warned_about_and
     ]
 
 
-def test_variables_that_do_nothing_here_are_named_in_one_line_and_are_those_of_the_guides():
-    (line,) = unknown_variables(["MXNET_KVSTORE_BIGARRAY_BOUND", "DMLC_PS_VAN_TYPE", "DMLC_NUM_SERVER"])
-    assert line.startswith("DMLC_PS_VAN_TYPE, MXNET_KVSTORE_BIGARRAY_BOUND: without effect here")
+def test_variables_that_do_nothing_here_are_named_with_what_does_their_job_and_are_those_of_the_guides():
+    assert unknown_variables(
+        ["ENABLE_INTRA_TS", "ENABLE_INTER_TS", "MXNET_KVSTORE_BIGARRAY_BOUND", "DMLC_NUM_SERVER"]
+    ) == [
+        f"{names}: without effect here; {instead}"
+        for names, instead in (
+            ("ENABLE_INTER_TS, ENABLE_INTRA_TS", "trees follow what nodes measure (ENABLE_AWARENESS)"),
+            (
+                "MXNET_KVSTORE_BIGARRAY_BOUND",
+                "keys are cut into chunks (CHUNK_SIZE), and higher priorities go first on every link",
+            ),
+        )
+    ]
     rows = [
         row
         for page in ("moving-from-dist-sync", "geomx")

@@ -364,7 +364,7 @@ class AsyncEntry(Entry):
                 number=number,
             )
             return
-        residual, codec = self.kept, compression.two_bit_of(self.tensor_name)
+        residual, codec = self.kept, compression.two_bit_of(self.tensor_name, self.key.spec.shape)
 
         def quantised() -> Signs:
             return residual.quantise(self._flat(gradient).view(np.float32), codec)

@@ -13,7 +13,7 @@ from netstorm.compression.auto import Auto
 from netstorm.compression.codec import AGREED, AnyArray, Codec, GradientPlace, Rounds, State, Uncompressed
 from netstorm.compression.quantised import Signs, TwoBit, quantised
 from netstorm.compression.registry import CODECS, CodecRules, rules_of
-from netstorm.compression.sparse import Array, Numbers, Rows, tidy
+from netstorm.compression.sparse import Array, BySize, Numbers, Rows, tidy
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.frontends.mxnet.arrays import (
     LastArrays,
@@ -289,7 +289,7 @@ class Entry:
         With `update` the value is updated with the sum, in the same round.
         """
         key, runtime = self.key, self._runtime
-        codec = None if compression is None else compression.codec_of(self.tensor_name)
+        codec = None if compression is None else compression.codec_of(self.tensor_name, key.spec.shape)
         if codec is not None:
             self._push_encoded(array, codec, priority=priority, rule=rule, update=update)
             return
@@ -425,7 +425,7 @@ class GradientCompression:
 
     def __init__(self, rules: CodecRules) -> None:
         self._rules: Final = rules
-        self._codecs: Final[dict[str, Codec | None]] = {}
+        self._codecs: Final[dict[tuple[str, tuple[int, ...]], Codec | None]] = {}
         self.measures: Final = any(isinstance(codec, Auto) for codec in rules.codecs)
         """Which codec a gradient has depends on what is measured."""
         text = rules.fingerprint.removeprefix("*: ") if len(rules.codecs) == 1 else rules.fingerprint
@@ -434,23 +434,26 @@ class GradientCompression:
         self.fingerprint: Final = f" compression={rules.fingerprint}"
         """Part of the fingerprint of a round: all ranks must compress alike."""
 
-    def codec_of(self, name: str) -> Codec | None:
-        """Return the codec of a key; None: it is exempt.
+    def codec_of(self, name: str, shape: tuple[int, ...]) -> Codec | None:
+        """Return the codec of a key; None: it travels as it is.
 
         Args:
             name: of the key, or of the parameter that it holds.
+            shape: of its value.
 
         Raises:
             UsageError: no pattern matches it.
         """
-        if name not in self._codecs:
+        if (name, shape) not in self._codecs:
             codec = self._rules.of(name)
-            self._codecs[name] = None if type(codec) is Uncompressed else codec
-        return self._codecs[name]
+            if isinstance(codec, BySize):
+                codec = codec.of(shape)
+            self._codecs[name, shape] = None if type(codec) is Uncompressed else codec
+        return self._codecs[name, shape]
 
     def form(self, name: str, shape: tuple[int, ...]) -> int:
         """Return the codec of most rounds of a key."""
-        codec = self.codec_of(name)
+        codec = self.codec_of(name, shape)
         return 0 if codec is None else codec.form(shape) or 0
 
     def check_key(self, key: Key, what: str, name: str | None = None) -> None:
@@ -459,7 +462,7 @@ class GradientCompression:
         Raises:
             UsageError: its type is not float32.
         """
-        if self.codec_of(name or key.name) is not None and (
+        if self.codec_of(name or key.name, key.spec.shape) is not None and (
             key.dtype != np.float32 or key.spec.form == ROW_SPARSE
         ):
             raise UsageError(
@@ -480,9 +483,9 @@ class GradientCompression:
                     f"gradient compression {codec.name!r} in an asynchronous store, which knows '2bit' only"
                 )
 
-    def two_bit_of(self, name: str) -> TwoBit:
+    def two_bit_of(self, name: str, shape: tuple[int, ...]) -> TwoBit:
         """Return the codec of a key of an asynchronous store."""
-        codec = self.codec_of(name)
+        codec = self.codec_of(name, shape)
         assert isinstance(codec, TwoBit), f"{name} has {codec}"
         return codec
 
@@ -612,7 +615,7 @@ def compression_of(parameters: object, *, size_lower_bound: int) -> GradientComp
     Args:
         parameters: a dictionary with `type` and the parameters of that codec; or one with patterns of keys'
             names, and the codec of each. Further parameters of 2bit are ignored, as MXNet does.
-        size_lower_bound: of mpq, unless it is given one.
+        size_lower_bound: of bsc and mpq, unless they are given one.
 
     Raises:
         UsageError: another type, or a bad parameter.
@@ -642,7 +645,7 @@ def _tidied(codec: str | Mapping[str, Any], size_lower_bound: int) -> dict[str, 
     """Return the description of one codec as the registry takes it."""
     described = {"type": codec} if isinstance(codec, str) else dict(codec)
     name = str(described.get("type"))
-    if name == "mpq":
+    if name in {"bsc", "mpq"}:
         return {"size_lower_bound": size_lower_bound, **described}
     if name != "2bit":
         return described

@@ -474,7 +474,8 @@ class LocalUpdatesKVStore(NetStormKVStore):
     def _initialise(self, entry: AnyEntry, initial: NDArray) -> None:
         super()._initialise(entry, initial)
         assert isinstance(entry, LocalEntry)
-        if self._compression is not None and self._compression.codec_of(entry.tensor_name) is not None:
+        compression, shape = self._compression, entry.key.spec.shape
+        if compression is not None and compression.codec_of(entry.tensor_name, shape) is not None:
             entry.remember()
 
     def _enter_step(self, key: object) -> None:
@@ -517,7 +518,9 @@ class LocalUpdatesKVStore(NetStormKVStore):
             hierarchical=self._hierarchical,
             is_newcomer=elastic is not None and elastic.joined_with is not None,
             priority=priority,
-            codec=None if compression is None else compression.codec_of(entry.tensor_name),
+            codec=None
+            if compression is None
+            else compression.codec_of(entry.tensor_name, entry.key.spec.shape),
         )
 
     def _check_checkpoint(self, what: str) -> None:
@@ -554,6 +557,9 @@ class HFA(LocalUpdatesKVStore):
     ranks. The first does not cross the WAN, the second once a site. Sites are those of NETSTORM_SITE, which
     `netstorm launch` sets from the network file, or hosts. In an elastic job the second goes along the job's
     trees, and a rank that has joined later takes no part in the first.
+
+    Without an optimizer, scripts train and count to `k1` themselves, and push values divided by
+    `num_workers`, as GeoMX's do.
     """
 
     _hierarchical = True
@@ -571,7 +577,17 @@ class HFA(LocalUpdatesKVStore):
         super().__init__()
         settings = self._runtime.settings
         periods = Periods(settings.hfa_k1 if k1 is None else k1, settings.hfa_k2 if k2 is None else k2)
+        self._periods: Final = periods
         self._schedule = Periodic("HFA", periods)
+
+    def _enter_step(self, key: object) -> None:
+        if self._rule is None:
+            self._set_updater(self._take_value)
+            self._schedule = Periodic("HFA of pushed values", Periods(1, self._periods.k2))
+        super()._enter_step(key)
+
+    def _take_value(self, key: object, pushed: NDArray, stored: NDArray) -> None:
+        stored[:] = pushed * self.num_workers
 
 
 @methods_raise_mxnet_errors

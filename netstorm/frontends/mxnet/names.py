@@ -13,7 +13,7 @@ from typing import Final
 from netstorm.frontends.mxnet.asynchronous import create_asynchronous
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.errors import raises_mxnet_errors
-from netstorm.frontends.mxnet.local_updates import HFA
+from netstorm.frontends.mxnet.local_updates import HFA, MixedSync
 from netstorm.frontends.mxnet.store import NetStormKVStore
 from netstorm.kvstore.process.runtime import runtime_of_this_process
 
@@ -43,7 +43,7 @@ def take_over_dist_types() -> None:
     for name in _SYNCHRONOUS:
         _registry[name] = create_synchronous
     for name in _ASYNCHRONOUS:
-        _registry[name] = create_asynchronous
+        _registry[name] = _create_asynchronous_or_mixed
 
 
 @raises_mxnet_errors
@@ -51,6 +51,13 @@ def create_synchronous() -> NetStormKVStore:
     """Return a synchronous store, or with MXNET_KVSTORE_USE_HFA=1 one that averages less often."""
     settings = runtime_of_this_process(framework="MXNet").settings
     return HFA() if settings.use_hfa else NetStormKVStore()
+
+
+@raises_mxnet_errors
+def _create_asynchronous_or_mixed() -> NetStormKVStore:
+    """Return an asynchronous store, or with NETSTORM_MIXED_SYNC=1 one of sites."""
+    settings = runtime_of_this_process(framework="MXNet").settings
+    return MixedSync() if settings.mixed_sync else create_asynchronous()
 
 
 def _create_by_long_name(kvstore: object, *arguments: object, **named: object) -> object:

@@ -199,6 +199,11 @@ class JobMember(mx.kvstore.KVStore):
         """
         return self._runtime.settings.num_workers
 
+    @property
+    def num_all_workers(self) -> int:
+        """`num_workers`, as GeoMX's scripts ask for the nodes of all data centres."""
+        return self.num_workers
+
     @staticmethod
     def is_capable(capability: str) -> bool:
         """Return whether the store can run the optimizer: it can.
@@ -335,6 +340,21 @@ class KeyTable:
             )
 
 
+class ConfiguresFirst:
+    """What `is_master_worker` is here: true until the store has a key, on every rank.
+
+    GeoMX's scripts ask once, before anything else. If it is true they configure the servers, initialise the
+    keys and end; if not they train. Here every rank has to do both.
+    """
+
+    def __init__(self, keys: KeyTable) -> None:
+        self._keys: Final = keys
+
+    def __bool__(self) -> bool:
+        """Return whether there is no key yet."""
+        return not self._keys.entries()
+
+
 # The part of a store that has keys and an optimizer, and saves both in checkpoints.
 
 
@@ -357,6 +377,11 @@ class CheckpointedStore(JobMember):
         self._checkpoints: Final = StoreCheckpoints(
             self._runtime, self._namespace, optimizers_differ=self._optimizers_differ
         )
+
+    @property
+    def is_master_worker(self) -> ConfiguresFirst:
+        """Whether this rank is to configure the job, which GeoMX's scripts ask: true until it has a key."""
+        return ConfiguresFirst(self._keys)
 
     def save_checkpoint(
         self,
@@ -899,7 +924,7 @@ class NetStormKVStore(ElasticStore):
         for entry, values in pushed:
             name = entry.tensor_name
             compression.check_key(entry.key, "push", name)
-            if compression.codec_of(name) is not None:
+            if compression.codec_of(name, entry.key.spec.shape) is not None:
                 check_dense(values, entry.key, "push under gradient compression")
 
     def _tensor_name(self, user_key: int | str) -> str:

@@ -23,8 +23,8 @@ CODECS = (
     {"type": "2bit"},
     {"type": "1bit"},
     {"type": "topk", "ratio": 0.1},
-    {"type": "bsc", "ratio": 0.1},
-    {"type": "mpq", "ratio": 0.1, "size_lower_bound": 10},
+    {"type": "bsc", "ratio": 0.1, "momentum": 0, "size_lower_bound": 1},
+    {"type": "mpq", "ratio": 0.1, "momentum": 0, "size_lower_bound": 10},
     {"type": "powersgd", "rank": 2},
 )
 SHAPE = (24, 30)
