@@ -145,7 +145,7 @@ _SIMILAR_SIZE: Final = 0.25
 longer with 4 MB (docs/measurements/awareness.md, "A policy for the job's own tensors").
 """
 
-FIXED_TOPOLOGIES: Final = frozenset({"sharded", "balanced", "ring", "custom"})
+FIXED_TOPOLOGIES: Final = frozenset({"sharded", "balanced", "k-ary", "ring", "custom"})
 """Topologies that are the same in every network."""
 
 
@@ -183,6 +183,7 @@ class PolicySettings:
     num_roots: int = 0
     hub: int = -1
     """-1: the best placed rank."""
+    degree: int = 2
     custom: str = ""
     seed: int = 0
     freeze_roots: bool = False
@@ -206,6 +207,7 @@ class PolicySettings:
             hub=None if self.hub < 0 else Rank(self.hub),
             chunk_bytes=workload.chunk_bytes,
             tensors=workload.tensors,
+            degree=self.degree,
             custom=self.custom,
             known=known,
             auxiliary=self.auxiliary,
@@ -436,6 +438,7 @@ def initial_assumptions(settings: Settings) -> InitialAssumptions:
             update_rate=settings.update_rate,
             num_roots=settings.num_roots,
             hub=settings.hub,
+            degree=settings.tree_degree,
             custom=settings.topology_file,
             seed=settings.seed,
             freeze_roots=settings.freeze_roots,

@@ -301,6 +301,7 @@ TopologyName: TypeAlias = Literal[
     "star",
     "sharded",
     "balanced",
+    "k-ary",
     "mst",
     "ring",
     "ring-best",
@@ -345,11 +346,12 @@ class PlanningSettings:
         "auto",
         "",
         "scheme that forms the trees; star: all nodes below one hub; sharded: each node is the hub of an "
-        "equal share; balanced: a binary tree in order of rank; mst: a minimum spanning tree of the fastest "
-        "links; ring: in order of rank; ring-best: in the order that suits the links; hierarchical: nodes "
-        "below their site's leader, leaders among themselves; fapt: a fastest aggregation path tree for each "
-        "root; packing: many trees that together use the whole network; auto: the scheme that is predicted "
-        "to be fastest, or fapt while no link is known; custom: the trees in NETSTORM_TOPOLOGY_FILE",
+        "equal share; balanced: a tree of NETSTORM_TREE_DEGREE in order of rank; k-ary: such a tree for each "
+        "root, as in MLNET; mst: a minimum spanning tree of the fastest links; ring: in order of rank; "
+        "ring-best: in the order that suits the links; hierarchical: nodes below their site's leader, "
+        "leaders among themselves; fapt: a fastest aggregation path tree for each root; packing: many trees "
+        "that together use the whole network; auto: the scheme that is predicted to be fastest, or fapt "
+        "while no link is known; custom: the trees in NETSTORM_TOPOLOGY_FILE",
     )
     topology_file: str = setting(
         "NETSTORM_TOPOLOGY_FILE",
@@ -366,6 +368,14 @@ class PlanningSettings:
         "tensors of one iteration, for which trees are formed before the job's own are known",
     )
     hub: int = setting("NETSTORM_HUB", whole(-1), -1, "", "rank of a star's hub; -1: the best placed node")
+    tree_degree: int = setting(
+        "NETSTORM_TREE_DEGREE",
+        whole(1),
+        2,
+        "nodes",
+        "most children of a node in the trees of NETSTORM_TOPOLOGY=balanced and k-ary, where the links allow "
+        "it; in MLNET's figures BINARY is 2 and RACK is 7",
+    )
     freeze_roots: bool = setting(
         "NETSTORM_FREEZE_ROOTS",
         switch(),
@@ -662,6 +672,7 @@ JOB_WIDE: Final = (
     "num_roots",
     "topology",
     "hub",
+    "tree_degree",
     "uneven",
     "elastic",
     "standbys",

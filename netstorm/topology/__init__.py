@@ -6,7 +6,17 @@ from netstorm.topology.files import custom, dump_network, load_network, parse_ne
 from netstorm.topology.form import SCHEMES, Options, form_policy
 from netstorm.topology.network import Change, Link, Network, NetworkMismatch, Node, Rank, Routing
 from netstorm.topology.policy import Forest, Plan, Policy
-from netstorm.topology.schemes import balanced, fapt, fastest_paths, hierarchical, mst, ring, sharded, star
+from netstorm.topology.schemes import (
+    balanced,
+    fapt,
+    fastest_paths,
+    hierarchical,
+    k_ary,
+    mst,
+    ring,
+    sharded,
+    star,
+)
 from netstorm.topology.tree import (
     CHUNK_BYTES,
     Delays,
@@ -42,6 +52,7 @@ __all__ = [
     "fastest_paths",
     "form_policy",
     "hierarchical",
+    "k_ary",
     "load_network",
     "mst",
     "parse_network",

@@ -454,7 +454,7 @@ class Options:
     tensors: tuple[int, ...] = (100_000_000,)
     """Bytes of each tensor that is to be reduced, in order of priority."""
     degree: int = 2
-    """Most children of a rank in a balanced tree."""
+    """Most children of a rank in balanced and k-ary trees."""
     custom: str = ""
     """Path of the file that describes a custom topology."""
     known: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -32,6 +33,7 @@ __all__ = [
     "fastest_paths",
     "groups_of",
     "hierarchical",
+    "k_ary",
     "missing_hops",
     "mst",
     "ring",
@@ -81,10 +83,7 @@ def fapt(network: Network, roots: int = 0, *, chunk_bytes: int = CHUNK_BYTES) ->
     References:
         .. [1] Li et al., arXiv 2404.11352, Algorithms 1 and 2; §IV-C (a), multi-root load balancing.
     """
-    if not 0 <= roots <= network.size:
-        raise UsageError(
-            f"{roots} roots: expected 1 to {network.size}, as many as there are ranks, or 0 for all of them"
-        )
+    _check_roots(network, roots)
     delays = transfer_delays(network, chunk_bytes, linked=True)
     links = adjacency(network.ranks, delays)
     trees = [fastest_tree(links, root) for root in network.ranks]
@@ -98,6 +97,13 @@ def fapt(network: Network, roots: int = 0, *, chunk_bytes: int = CHUNK_BYTES) ->
         reason=f"fapt: {len(chosen)} of {network.size} ranks are roots; the best is rank {best[0]}, "
         f"with {format_duration(took[best[0]])} a chunk up and down",
     )
+
+
+def _check_roots(network: Network, roots: int) -> None:
+    if not 0 <= roots <= network.size:
+        raise UsageError(
+            f"{roots} roots: expected 1 to {network.size}, as many as there are ranks, or 0 for all of them"
+        )
 
 
 def fapt_at(network: Network, roots: Sequence[Rank], *, chunk_bytes: int = CHUNK_BYTES) -> Forest:
@@ -335,7 +341,7 @@ def missing_hops(network: Network, order: Sequence[Rank]) -> list[tuple[Rank, Ra
     return [(source, target) for source, target in hops if source != target and (source, target) not in pairs]
 
 
-# A balanced tree in order of rank, whatever the links are: MLNET's shape.
+# Balanced trees in order of rank, whatever the links are: MLNET's shape.
 
 
 def balanced(network: Network, degree: int = 2) -> Forest:
@@ -353,6 +359,38 @@ def balanced(network: Network, degree: int = 2) -> Forest:
     References:
         .. [1] Mai et al., Optimizing Network Performance in Distributed Machine Learning, HotCloud 2015.
     """
+    trees, crowded = _balanced_trees(network, degree, (Rank(0),))
+    reason = f"balanced: a tree of degree {degree} in order of rank{crowded}"
+    return Forest(trees=trees, shares=(1.0,), reason=reason)
+
+
+def k_ary(network: Network, degree: int = 2, roots: int = 0) -> Forest:
+    """Return the trees of `balanced` from `roots` ranks (0: from all), with equal shares.
+
+    The tree of root r is that of `balanced` for the order r, r + 1, …, N - 1, 0, …: MLNET has one for each
+    of its servers, of degree 2 (BINARY) or 7 (RACK) [1]_. So each rank is the root, a forwarder and a leaf as
+    often as any other. Fewer roots than ranks are spread evenly. O(N · (E + N²)).
+
+    Raises:
+        UsageError: a degree below 1, more roots than ranks, or fewer than none.
+        Unreachable: names the ranks that have no path to a root, or from it.
+
+    References:
+        .. [1] Mai et al., HotCloud 2015, §3.2 and §4.
+    """
+    _check_roots(network, roots)
+    count = roots or network.size
+    chosen = tuple(Rank(number * network.size // count) for number in range(count))
+    trees, crowded = _balanced_trees(network, degree, chosen)
+    return Forest(
+        trees=trees,
+        shares=(1.0,) * count,
+        reason=f"k-ary: {count} trees of degree {degree}, each in order of rank from its root{crowded}",
+    )
+
+
+def _balanced_trees(network: Network, degree: int, roots: Sequence[Rank]) -> tuple[tuple[Tree, ...], str]:
+    """Return a balanced tree for each root, and for a person whether some rank has too many children."""
     if degree < 1:
         raise UsageError(f"degree {degree}: expected at least 1, the most children that a rank has")
     targets: list[list[int]] = [list(network.neighbours(rank)) for rank in network.ranks]
@@ -360,31 +398,36 @@ def balanced(network: Network, degree: int = 2) -> Forest:
     for source, target in network.pairs():
         sources[target].append(source)
     both = [sorted({*targets[rank]} & {*sources[rank]}) for rank in network.ranks]
-    up = down = _grow(both, degree)
-    if _left(up):  # not all ranks can be reached over links that lead both ways
-        up, down = _grow(sources, degree), _grow(targets, degree)
-    for parents, direction in ((up, "to"), (down, "from")):
-        if _left(parents):
-            raise Unreachable(f"there is no path {direction} rank 0 for {shown_ranks(_left(parents))}")
-    most = max(up.count(rank) for rank in network.ranks)
-    return Forest(
-        trees=(Tree(root=Rank(0), reduce_parent=tuple(up), broadcast_parent=tuple(down)),),
-        shares=(1.0,),
-        reason=f"balanced: a tree of degree {degree} in order of rank"
-        + (f"; for want of links a rank has {most} children" if most > degree else ""),
-    )
+    trees, most = [], 0
+    for root in roots:
+        up = down = _grow(both, degree, root)
+        if _left(up, root):  # not all ranks can be reached over links that lead both ways
+            up, down = _grow(sources, degree, root), _grow(targets, degree, root)
+        for parents, direction in ((up, "to"), (down, "from")):
+            if _left(parents, root):
+                lost = shown_ranks(_left(parents, root))
+                raise Unreachable(f"there is no path {direction} rank {root} for {lost}")
+        most = max(most, *map(up.count, network.ranks))
+        trees.append(Tree(root=root, reduce_parent=tuple(up), broadcast_parent=tuple(down)))
+    return tuple(trees), f"; for want of links a rank has {most} children" if most > degree else ""
 
 
-def _left(parents: Sequence[int]) -> list[int]:
-    return [rank for rank, parent in enumerate(parents) if parent < 0 and rank != 0]
+def _left(parents: Sequence[int], root: int) -> list[int]:
+    return [rank for rank, parent in enumerate(parents) if parent < 0 and rank != root]
 
 
-def _grow(neighbours: Sequence[Sequence[int]], degree: int) -> list[int]:
-    """Return parents of a tree rooted at 0, as far as neighbours reach (-1: not placed)."""
+def _grow(neighbours: Sequence[Sequence[int]], degree: int, root: int) -> list[int]:
+    """Return parents of a tree that takes ranks in order from its root, as far as neighbours reach (-1: not
+    placed).
+    """
     parents = [-1] * len(neighbours)
     children = [0] * len(neighbours)
-    placed = [0]
+    placed = [root]
     waiting = deque(placed)
+    in_turn = [[*ends[(at := bisect(ends, root)) :], *ends[:at]] for ends in neighbours]
+
+    def free(node: int) -> list[int]:
+        return [rank for rank in in_turn[node] if rank != root and parents[rank] < 0]
 
     def place(rank: int, parent: int) -> None:
         parents[rank] = parent
@@ -395,13 +438,12 @@ def _grow(neighbours: Sequence[Sequence[int]], degree: int) -> list[int]:
     while True:
         while waiting:
             node = waiting.popleft()
-            free = [rank for rank in neighbours[node] if rank != 0 and parents[rank] < 0]
-            for rank in free[: max(0, degree - children[node])]:
+            for rank in free(node)[: max(0, degree - children[node])]:
                 place(rank, node)
+        if len(placed) == len(neighbours):
+            return parents
         # min keeps the first of equals, the one placed earliest, which is the nearest to the root.
-        candidates = [
-            (node, rank) for node in placed for rank in neighbours[node] if rank != 0 and parents[rank] < 0
-        ]
+        candidates = [(node, rank) for node in placed for rank in free(node)]
         if not candidates:
             return parents
         node, rank = min(candidates, key=lambda pair: children[pair[0]])

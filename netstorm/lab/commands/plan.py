@@ -42,11 +42,14 @@ def plan(
     ] = "all",
     chunk: Annotated[str, typer.Option(metavar="SIZE", help="Size of a chunk: 1MB, 256KiB.")] = "256KiB",
     roots: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Number of roots of fapt; 0: all nodes.")
+        int, typer.Option(metavar="N", min=0, help="Number of roots of fapt and k-ary; 0: all nodes.")
     ] = 0,
     hub: Annotated[
         int, typer.Option(metavar="RANK", min=-1, help="Rank of a star's hub; -1: the best placed.")
     ] = -1,
+    degree: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most children of a node in balanced and k-ary trees.")
+    ] = 2,
     custom: Annotated[
         str, typer.Option(metavar="FILE", help="YAML file with the trees of --topology custom.")
     ] = "",
@@ -79,8 +82,9 @@ def plan(
     with exit_on_usage_error():
         draw = None if plot is None else _plotter(plot)
         comparison = _compare(
-            network, model=model, topology=topology, chunk=chunk, roots=roots, hub=hub, custom=custom
-        )
+            network, model=model, topology=topology, chunk=chunk, roots=roots, hub=hub, degree=degree,
+            custom=custom,
+        )  # fmt: skip
         codecs = plan_codec(comparison, compute) if compute else None
         if draw is not None and plot is not None:
             draw(comparison, plot, title=f"{network.name}, {model}")
@@ -110,7 +114,7 @@ def _plotter(path: Path) -> Callable[..., None]:
 
 
 def _compare(
-    path: Path, *, model: str, topology: str, chunk: str, roots: int, hub: int, custom: str
+    path: Path, *, model: str, topology: str, chunk: str, roots: int, hub: int, degree: int, custom: str
 ) -> Comparison:
     from netstorm.lab.commands.comparison import compare, scheme_names
     from netstorm.topology.files import load_network, tensors_of
@@ -124,6 +128,7 @@ def _compare(
         hub=None if hub == -1 else Rank(hub),
         chunk_bytes=parse_bytes(chunk),
         tensors=tensors_of(model),
+        degree=degree,
         custom=custom,
     )
     with _progress() as step:

@@ -109,6 +109,9 @@ def simulate(
     topology: Annotated[
         str, typer.Option(metavar="NAMES", help="Schemes, separated by commas; all: each that needs no file.")
     ] = "all",
+    degree: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most children of a node in balanced and k-ary trees.")
+    ] = 2,
     chunk: Annotated[str, typer.Option(metavar="SIZE", help="Size of the largest chunk.")] = "1MB",
     rounds: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of rounds, one after the other.")
@@ -147,7 +150,7 @@ def simulate(
     with exit_on_usage_error():
         options = _study_options(
             nodes=nodes, family=family, seeds=seeds, network=network, model=model, topology=topology,
-            chunk=chunk, rounds=rounds, engine=engine, limit=limit,
+            degree=degree, chunk=chunk, rounds=rounds, engine=engine, limit=limit,
         )  # fmt: skip
         if plot is not None:
             check_plot(plot)
@@ -196,6 +199,7 @@ def _study_options(
     network: Path | None,
     model: str,
     topology: str,
+    degree: int,
     chunk: str,
     rounds: int,
     engine: EngineName,
@@ -235,6 +239,7 @@ def _study_options(
         seeds=tuple(range(seeds or (1 if network is not None else _SEEDS))),
         changing=changing,
         topologies=_topologies(topology),
+        degree=degree,
         experiment=experiment,
         engine=used,
         engine_reason=reason,
@@ -286,6 +291,7 @@ class StudyOptions:
     seeds: tuple[int, ...]
     changing: bool
     topologies: tuple[str, ...]
+    degree: int = 2
     experiment: Experiment
     """Its seed is replaced by each seed in turn."""
     engine: Engine
@@ -303,6 +309,7 @@ class StudyOptions:
         return Case(
             network=source,
             topology=topology,
+            degree=self.degree,
             tensors=self.experiment.tensors,
             chunk_bytes=self.experiment.chunk_bytes,
             rounds=self.experiment.rounds,

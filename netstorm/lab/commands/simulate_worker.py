@@ -59,6 +59,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     network: Generated | Stored
     topology: str
+    degree: int = 2
     tensors: tuple[int, ...]
     chunk_bytes: int
     rounds: int
@@ -161,6 +162,7 @@ def _simulate(case: Case, network: Network, report: Callable[[Answer], None]) ->
         case.topology,
         tensors=case.tensors,
         chunk_bytes=case.chunk_bytes,
+        degree=case.degree,
         seed=case.seed,
     )
     report(Formed(formation_s=clock.monotonic() - began, reason=policy.reason))

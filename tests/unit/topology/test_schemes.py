@@ -25,7 +25,9 @@ from netstorm.topology import (
     balanced,
     fapt,
     fastest_paths,
+    form_policy,
     hierarchical,
+    k_ary,
     load_network,
     mst,
     ring,
@@ -571,6 +573,26 @@ def test_balanced_names_ranks_without_a_path():
 def test_a_tree_without_children_is_refused(degree: int):
     with pytest.raises(UsageError, match=f"^degree {degree}: expected at least 1"):
         balanced(Network.uniform(3), degree)
+
+
+@given(networks(symmetric=None, routing=Routing.UNDERLAY), st.integers(1, 7))
+def test_k_ary_trees_are_the_balanced_tree_in_order_from_each_root(network: Network, degree: int):
+    forest = k_ary(network, degree)
+
+    assert forest.shares == (1.0,) * network.size
+    for root, tree in enumerate(forest.trees):
+        order = [(root + place) % network.size for place in range(network.size)]
+        above = {rank: order[(place - 1) // degree] for place, rank in enumerate(order) if place}
+        assert tree.reduce_parent == tree.broadcast_parent
+        assert tree.reduce_parent == tuple(above.get(rank, -1) for rank in range(network.size))
+
+
+def test_fewer_k_ary_trees_than_ranks_have_roots_that_are_spread():
+    assert [tree.root for tree in form_policy(Network.uniform(9), "k-ary", num_roots=3, degree=7).trees] == [
+        0,
+        3,
+        6,
+    ]
 
 
 # ---------------------------------------------------------------------------------------------- hierarchical
