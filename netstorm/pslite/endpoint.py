@@ -57,7 +57,7 @@ from netstorm.pslite.machine import (
     Send,
     TakeBack,
 )
-from netstorm.pslite.sending import SendQueueItem
+from netstorm.pslite.sending import HostTraffic, SendQueueItem
 from netstorm.pslite.session import AcceptedSession, Limits, OpenedSession, Session, SessionState
 from netstorm.pslite.session_table import (
     LinkStatistics,
@@ -107,6 +107,7 @@ class Endpoint:
         acknowledges: Callable[[Connection], bool] = lambda _: False,
         counters: Counters | None = None,
         trace: Trace | None = None,
+        traffic: HostTraffic | None = None,
     ) -> None:
         """Begin without any session.
 
@@ -125,6 +126,7 @@ class Endpoint:
             acknowledges: whether the kernel at the other end of a connection acknowledges what is sent to it.
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
+            traffic: what this job and others on its host tell each other; None: the job has no priority.
         """
         self.process: Final = LocalProcess(job=job, incarnation=incarnation, rank=rank, boot=boot)
         self.counters: Final = counters or Counters()
@@ -149,6 +151,7 @@ class Endpoint:
             acknowledges=acknowledges,
             may_be_busy=self.watched.may_be_busy,
             trace=trace,
+            traffic=traffic,
         )
         self._inquiries: Final[dict[Peer, _Trial]] = {}
         """Those that need a connection."""

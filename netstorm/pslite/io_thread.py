@@ -30,6 +30,7 @@ from netstorm.pslite.guard import most_sessions
 from netstorm.pslite.host_addresses import boot_number
 from netstorm.pslite.machine import Machine
 from netstorm.pslite.rates import TcpProgress
+from netstorm.pslite.sending import HostTraffic
 from netstorm.pslite.session import Limits
 from netstorm.pslite.system import active_calls, keep_freed_memory, switch_intervals, yield_to_call
 from netstorm.pslite.van import Van, progress_by_peer
@@ -377,6 +378,7 @@ def start_driver(
     trace: Trace | None = None,
     dscp: int = 0,
     unmarked: tuple[str, int] | None = None,
+    traffic: HostTraffic | None = None,
 ) -> Driver[M]:
     """Listen, and start a machine.
 
@@ -393,6 +395,7 @@ def start_driver(
         trace: records all deliveries.
         dscp: differentiated services code point of packets; 0: none.
         unmarked: host and port to which packets are not marked.
+        traffic: see `Endpoint`.
 
     Raises:
         SettingsError: the address or port cannot be listened on, or there is no key for it.
@@ -432,6 +435,7 @@ def start_driver(
             acknowledges=van.acknowledges,
             counters=counters,
             trace=trace,
+            traffic=traffic,
         )
         thread = IoThread(
             Stack(machine, endpoint), van, switch_interval_s=settings.switch_interval_s, name=name

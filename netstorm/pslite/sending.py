@@ -12,14 +12,14 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Final
+from typing import Final, Protocol
 
 from netstorm.errors import ProtocolViolation
 from netstorm.observe.trace import Delivery, Trace
 from netstorm.protocol.frames import Buffer, Checksum, Peer, checksum
 from netstorm.pslite.machine import URGENT, LinkState, Order
 
-__all__ = ["SendQueueItem", "SendingHalf", "TracedSendingHalf", "Window"]
+__all__ = ["HostTraffic", "SendQueueItem", "SendingHalf", "TracedSendingHalf", "Window", "YieldingWindow"]
 
 
 class SendQueueItem:
@@ -171,13 +171,13 @@ class SendingHalf:
         urgent = first is not None and first.order == URGENT
         if self.lost:
             again = self.lost[0]
-            if again.order == URGENT or self.window.allows(again.size):
+            if again.order == URGENT or self.window.allows(again.size, now):
                 self.lost.popleft()
                 again.resend = False
                 return self._transmitted(again, now)
             if not urgent:
                 return None
-        if first is None or not (urgent or self.window.allows(first.size)):
+        if first is None or not (urgent or self.window.allows(first.size, now)):
             return None
         if self._later and not urgent and not self._may_pass():
             return None
@@ -415,6 +415,7 @@ class Window:
         "messages_in_flight",
         "min_rtt_s",
         "rate",
+        "resume_at",
         "resumed_at",
         "size",
         "smooth_rtt_s",
@@ -431,6 +432,8 @@ class Window:
         self.min_rtt_s = math.inf
         self.resumed_at = -math.inf
         """When this process went on after it had not run for a while. What was in flight measures nothing."""
+        self.resume_at = math.inf
+        """When a message that waits for traffic of other jobs may be tried again; infinite: none does."""
         self.smooth_rtt_s = 0.0
         self.largest_message = 0
         """Bytes."""
@@ -456,7 +459,7 @@ class Window:
         """
         return self._busy_bytes / self._busy_s if self._busy_s > 0.0 else 0.0
 
-    def allows(self, size: int) -> bool:
+    def allows(self, size: int, _now: float) -> bool:
         """Return whether a message of `size` bytes may be transmitted. An empty link may always send one."""
         return self.in_flight == 0 or (
             self.in_flight + size <= self.size and self.messages_in_flight < _MESSAGES
@@ -536,6 +539,70 @@ class Window:
         if self.min_rtt_s < math.inf:
             wanted = max(wanted, int(_FACTOR * self.rate * self.min_rtt_s))
         self.size = min(wanted, _LARGEST)
+
+
+# Jobs that share hosts, and have priorities (MLNET, section 3.3): a job's messages wait at their senders
+# while a job of higher priority sends from the same host.
+
+_LEAST_SHARE: Final = 0.1
+"""Part of a link's rate that a job has in any case, so that it goes on beside one that always sends."""
+
+_LONGEST_HOLD_S: Final = 5.0
+"""A message waits for no longer, however slow its link is taken to be."""
+
+_SLOWEST: Final = 125_000.0
+"""Bytes/s that a link is taken to have before anything was measured (1 Mbit/s)."""
+
+_LOOK_S: Final = 0.005
+_TAKES_S: Final = (0.02, 1.0)
+"""For how long a message is taken to be under way: at least, and at most."""
+
+_SMALL: Final = 4096
+"""Bytes: smaller messages neither wait nor make others wait."""
+
+
+class HostTraffic(Protocol):
+    """What jobs with priorities know of each other's traffic on one host."""
+
+    def higher_s(self) -> float:
+        """Return for how long jobs of higher priority will send, in s, as far as is known; 0: none sends."""
+
+    def sends(self, seconds: float) -> None:
+        """Tell jobs of lower priority that this one sends for so long."""
+
+
+class YieldingWindow(Window):
+    """The window of a job with a priority: closed while a job of higher priority sends from this host."""
+
+    __slots__ = ("_share_at", "_traffic")
+
+    def __init__(self, traffic: HostTraffic, fixed_bytes: int = 0, *, shallow: bool = False) -> None:
+        """See `Window`."""
+        super().__init__(fixed_bytes, shallow=shallow)
+        self._traffic: Final = traffic
+        self._share_at = 0.0
+        """When the link's least share allows the next message."""
+
+    def allows(self, size: int, now: float) -> bool:
+        """See `Window`."""
+        self.resume_at = math.inf
+        if not super().allows(size, now):
+            return False
+        higher_s = self._traffic.higher_s() if size > _SMALL else 0.0
+        if higher_s <= 0.0 or now >= self._share_at:
+            return True
+        self.resume_at = min(now + max(higher_s, _LOOK_S), self._share_at)
+        return False
+
+    def sent(self, message: SendQueueItem, now: float) -> None:
+        """Note a transmission."""
+        super().sent(message, now)
+        if message.size <= _SMALL:
+            return
+        rate = self.rate or _SLOWEST
+        self._share_at = now + min(message.size / (_LEAST_SHARE * rate), _LONGEST_HOLD_S)
+        least, most = _TAKES_S
+        self._traffic.sends(min(max(self.in_flight / rate + self.smooth_rtt_s, least), most))
 
 
 class TracedSendingHalf(SendingHalf):

@@ -338,7 +338,7 @@ class Session(ABC):
     def due(self) -> float:
         """Return when `tick` has something to do."""
         if self.state is SessionState.UP:
-            return self._queries.due()
+            return min(self._queries.due(), self.sending.window.resume_at)
         if self.state is SessionState.CLOSING:
             return self._since + self._limits.goodbye_s
         return self._due_without_connection()

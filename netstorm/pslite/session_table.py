@@ -14,7 +14,14 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Peer
 from netstorm.protocol.messages import Hello
 from netstorm.pslite.link_meter import LinkMeter
-from netstorm.pslite.sending import SendingHalf, SendQueueItem, TracedSendingHalf, Window
+from netstorm.pslite.sending import (
+    HostTraffic,
+    SendingHalf,
+    SendQueueItem,
+    TracedSendingHalf,
+    Window,
+    YieldingWindow,
+)
 from netstorm.pslite.session import (
     AcceptedSession,
     Limits,
@@ -149,6 +156,7 @@ class SessionTable:
         acknowledges: Callable[[Connection], bool],
         may_be_busy: Callable[[Peer, float], bool],
         trace: Trace | None,
+        traffic: HostTraffic | None,
     ) -> None:
         """`trace`: records all deliveries; for the others see `SessionContext`."""
         self.limits: Final = limits
@@ -164,6 +172,7 @@ class SessionTable:
         self.resumed_at = -math.inf
         self._process: Final = process
         self._trace: Final = trace
+        self._traffic: Final = traffic
         self.opened: Final[dict[Peer, OpenedSession]] = {}
         self.accepted: Final[dict[Peer, AcceptedSession]] = {}
         self.by_connection: Final[dict[Connection, Session]] = {}
@@ -245,7 +254,12 @@ class SessionTable:
 
     def new_sending(self, peer: Peer) -> SendingHalf:
         """See `SessionContext`."""
-        window = Window(self.limits.window_bytes, shallow=self.limits.shallow_windows)
+        fixed, shallow = self.limits.window_bytes, self.limits.shallow_windows
+        window = (
+            Window(fixed, shallow=shallow)
+            if self._traffic is None
+            else YieldingWindow(self._traffic, fixed, shallow=shallow)
+        )
 
         def acknowledged(message: SendQueueItem, now: float) -> None:
             if self.observer is not None:

@@ -719,6 +719,15 @@ class JobsSettings:
         "weight of this node's job among the jobs of its scheduler: its trees are planned with this share of "
         "each link in NETSTORM_NETWORK; it affects planning only, no traffic is throttled",
     )
+    job_priority: int = setting(
+        "NETSTORM_JOB_PRIORITY",
+        whole(0, 1000),
+        0,
+        "",
+        "priority of this node's job among the jobs that send from its host, give it to all nodes of each: "
+        "while a job with a larger number sends, values wait, but for up to a tenth of each link's rate; 0: the job waits "
+        "for none, and none waits for it",
+    )
     dscp: int = setting(
         "NETSTORM_DSCP",
         whole(0, _LARGEST_DSCP),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from netstorm.errors import JoinRefused, NodeFailed, NodeLost, NodeRemoved
 from netstorm.lab.simulation.cluster import SimulatedJobs
 from netstorm.scheduler.snapshot import JobPhase
+from netstorm.topology.network import Network
 
 
 def join(jobs, nodes):
@@ -277,3 +278,28 @@ def test_a_node_that_is_out_of_an_elastic_job_of_several_learns_why(monkeypatch)
     jobs.run_until(lambda: nodes[2].failure is not None, 30.0)
     assert isinstance(nodes[2].failure, NodeRemoved), nodes[2].failure
     assert "no heartbeat for" in str(nodes[2].failure)
+
+
+def test_a_job_of_higher_priority_is_as_fast_as_alone_and_the_other_goes_on():
+    """Two jobs on the same three hosts, whose links both would fill."""
+    network = Network.uniform(3, rate=10e6, latency=0.01)
+    size, names = 200_000, ("first", "second")
+    hosts = {SimulatedJobs.host_of(job, rank): rank for job in names for rank in network.ranks}
+
+    def sums(*, priorities: tuple[int, ...]) -> list[int]:
+        """Return how many rounds each job has had after 20 s; a job without a number does not run."""
+        jobs = SimulatedJobs(seed=3, network=network, hosts=hosts)
+        counts = []
+        for job, priority in zip(names, priorities, strict=False):
+            nodes = jobs.start(job, 3, job_priority=priority)
+            join(jobs, nodes)
+            counts.append(endless(nodes, 1, size))
+        jobs.run_for(20.0)
+        return [len(done) // 3 for done in counts]
+
+    [alone] = sums(priorities=(0,))
+    first, second = sums(priorities=(2, 1))
+    equal = sums(priorities=(0, 0))
+    assert first > 0.85 * alone
+    assert max(equal) < 0.7 * alone
+    assert 1 <= second < 0.4 * alone

@@ -23,7 +23,14 @@ from netstorm.kvstore.node import GeneralNode
 from netstorm.lab.simulation.memory_network import FixedDelay, LinkModel, MemoryNetwork, Timeline
 from netstorm.lab.simulation.network import MessageLog, VirtualNetwork
 from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
-from netstorm.lab.simulation.process import Datagrams, LocalClock, ProcessFactory, SimulatedProcess, host_of
+from netstorm.lab.simulation.process import (
+    Datagrams,
+    LocalClock,
+    ProcessFactory,
+    SimulatedHostTraffic,
+    SimulatedProcess,
+    host_of,
+)
 from netstorm.protocol.frames import SCHEDULER
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.policies import InitialAssumptions, first_policy, initial_assumptions
@@ -491,6 +498,9 @@ class SimulatedJobs(Simulation):
             network, hosts or {}, seed=seed, delay_s=delay_s, jitter_s=jitter_s, detect_s=detect_s
         )
         self._started = 0
+        self._places: Final = dict(hosts or {})
+        self._traffic: Final[dict[Rank | str, dict[str, tuple[int, float]]]] = {}
+        """By place: see `SimulatedHostTraffic`."""
         self._jobs: Final[dict[str, Settings]] = {}
         """The settings of the last job of each name."""
         factory = ProcessFactory(self.network, own, seed=seed)
@@ -514,13 +524,22 @@ class SimulatedJobs(Simulation):
         """Start nodes of an elastic job that has begun, at the places of nodes that have died."""
         return self._start(self._jobs[job], ranks)
 
+    def _traffic_at(self, host: str, priority: int) -> SimulatedHostTraffic:
+        table = self._traffic.setdefault(self._places.get(host, host), {})
+        return SimulatedHostTraffic(table, host, priority, self.timeline)
+
     def _settings_of(self, job: str, nodes: int, settings: Mapping[str, object]) -> Settings:
         common = {name: value for name, value in self._given.items() if name.startswith("heartbeat")}
         return Settings.from_environment({}, **{**common, "job": job, "num_workers": nodes, **settings})
 
     def _start(self, own: Settings, ranks: Iterable[int]) -> list[SimulatedNode]:
         self._started += 1
-        factory = ProcessFactory(self.network, own, seed=_seed_of(self._seed, self._started))
+        factory = ProcessFactory(
+            self.network,
+            own,
+            seed=_seed_of(self._seed, self._started),
+            traffic=(lambda host: self._traffic_at(host, own.job_priority)) if own.job_priority else None,
+        )
         return [
             SimulatedNode(rank, self.timeline, factory.node(rank, self.host_of(own.job, rank)))
             for rank in ranks

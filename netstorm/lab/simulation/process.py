@@ -24,6 +24,7 @@ from netstorm.pslite import sntp
 from netstorm.pslite.endpoint import Endpoint, Stack
 from netstorm.pslite.machine import Machine
 from netstorm.pslite.proofs import SchedulerSecret
+from netstorm.pslite.sending import HostTraffic
 from netstorm.pslite.session import Limits
 from netstorm.pslite.sntp import Address, ClockSource, ClockSync
 from netstorm.pslite.van import progress_by_peer
@@ -42,7 +43,14 @@ from netstorm.scheduler.standby import PeerInquiry, StandbyMachine
 from netstorm.settings import Settings
 from netstorm.topology.policy import Policy
 
-__all__ = ["Datagrams", "LocalClock", "ProcessFactory", "SimulatedProcess", "host_of"]
+__all__ = [
+    "Datagrams",
+    "LocalClock",
+    "ProcessFactory",
+    "SimulatedHostTraffic",
+    "SimulatedProcess",
+    "host_of",
+]
 
 
 # One process of a simulated cluster: a real machine and sessions, an in-memory van and a local clock.
@@ -341,6 +349,27 @@ def host_of(rank: int) -> str:
     return "scheduler" if rank == SCHEDULER else f"node{rank}"
 
 
+class SimulatedHostTraffic:
+    """`HostTraffic` of one process; those of one place share a table: priority and end, by host."""
+
+    def __init__(
+        self, table: dict[str, tuple[int, float]], host: str, priority: int, timeline: Timeline
+    ) -> None:
+        self._table: Final = table
+        self._host: Final = host
+        self._priority: Final = priority
+        self._timeline: Final = timeline
+
+    def higher_s(self) -> float:
+        """See `HostTraffic`."""
+        ends = (end for priority, end in self._table.values() if priority > self._priority)
+        return max(0.0, max(ends, default=0.0) - self._timeline.now)
+
+    def sends(self, seconds: float) -> None:
+        """See `HostTraffic`."""
+        self._table[self._host] = self._priority, self._timeline.now + seconds
+
+
 class ProcessFactory:
     """Starts processes on one network."""
 
@@ -352,6 +381,7 @@ class ProcessFactory:
         seed: int,
         clocks: Callable[[int], LocalClock] | None = None,
         datagrams: Datagrams | None = None,
+        traffic: Callable[[str], HostTraffic] | None = None,
     ) -> None:
         """Keep what all processes share.
 
@@ -361,7 +391,9 @@ class ProcessFactory:
             seed: of random identities and clocks.
             clocks: each rank's clock; None: random clocks.
             datagrams: by which the nodes synchronise their clocks; None: their error stays as `clocks` says.
+            traffic: what a process at a host knows of the traffic of other jobs there; None: nothing.
         """
+        self._traffic: Final = traffic
         self._network: Final = network
         self._settings: Final = settings
         self._seed: Final = seed
@@ -569,6 +601,7 @@ class ProcessFactory:
             rng=chance,
             acknowledges=van.acknowledges,
             counters=counters,
+            traffic=None if self._traffic is None else self._traffic(van.host),
         )
         return SimulatedProcess(timeline, van, clock, Stack(machine, endpoint))
 

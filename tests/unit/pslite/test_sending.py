@@ -300,7 +300,7 @@ class Link:
 
     def run(self, messages):
         while messages or self.in_flight:
-            while messages and self.window.allows(self.size):
+            while messages and self.window.allows(self.size, 0.0):
                 outgoing = message(self.size)
                 self.window.sent(outgoing, self.now)
                 self.free_at = max(self.free_at, self.now) + self.size / self.rate
@@ -312,19 +312,19 @@ class Link:
 
 def test_an_empty_link_may_always_send_one_message_and_no_second_that_does_not_fit():
     window = Window(fixed_bytes=1000)
-    assert window.allows(5000)
+    assert window.allows(5000, 0.0)
     window.sent(message(5000), 0.0)
-    assert not window.allows(1)
+    assert not window.allows(1, 0.0)
 
 
 def test_bytes_come_free_when_they_are_acknowledged():
     window = Window(fixed_bytes=1000)
     first = message(600)
     window.sent(first, 0.0)
-    assert window.allows(400)
-    assert not window.allows(401)
+    assert window.allows(400, 0.0)
+    assert not window.allows(401, 0.0)
     window.acknowledged(first, 0.1)
-    assert window.allows(1000)
+    assert window.allows(1000, 0.0)
     assert window.in_flight == 0
 
 
@@ -395,7 +395,7 @@ def test_a_rate_that_is_not_reached_any_more_is_forgotten():
 def test_very_small_messages_are_limited_by_their_number():
     window = Window()
     number = 0
-    while window.allows(1):
+    while window.allows(1, 0.0):
         window.sent(message(1), 0.0)
         number += 1
     assert number == 4096
@@ -405,7 +405,7 @@ def test_a_new_connection_begins_empty_and_measures_the_round_trip_anew():
     window = Window(fixed_bytes=10)
     window.sent(message(10), 0.0)
     window.restart()
-    assert window.allows(10)
+    assert window.allows(10, 0.0)
     assert window.in_flight == 0
 
 
