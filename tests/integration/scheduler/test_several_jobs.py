@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from netstorm.protocol import messages as m
 from tests.integration.forking import ROOT
+from tests.integration.jobs import run_netstorm
 from tests.integration.scheduler.scripted import SchedulerProcess, ScriptedNode
 
 MEET = """
@@ -43,15 +44,17 @@ def test_two_launchers_run_a_job_each_on_one_scheduler(tmp_path):
     script = tmp_path / "meet.py"
     script.write_text(MEET)
     with SchedulerProcess(tmp_path, "--jobs", "2") as scheduler:
-        where = ("-n", "2", "--join", f"127.0.0.1:{scheduler.port}")
+        where = ("--join", f"127.0.0.1:{scheduler.port}")
         jobs = {
-            name: netstorm("launch", *where, "--job", name, "--", sys.executable, str(script))
-            for name in ("alice", "bob")
+            (name, nodes): netstorm(
+                "launch", "-n", str(nodes), *where, "--job", name, "--", sys.executable, str(script)
+            )
+            for name, nodes in (("alice", 2), ("bob", 1))
         }
-        for name, launcher in jobs.items():
+        for (name, nodes), launcher in jobs.items():
             out, err = launcher.communicate(timeout=90)
             assert launcher.returncode == 0, err
-            assert sorted(out.splitlines()) == [f"[{rank}] {name} {rank}" for rank in range(2)]
+            assert sorted(out.splitlines()) == [f"[{rank}] {name} {rank}" for rank in range(nodes)]
         assert scheduler.exit_code() == 0
         assert "job 'alice' has ended well" in scheduler.output()
         assert "job 'bob' has ended well" in scheduler.output()
@@ -80,10 +83,10 @@ def test_several_jobs_are_watched_by_name_and_a_signal_ends_them_all(tmp_path):
             if sample.name == "netstorm_job_nodes_here"
         }
         assert joined == {"a": 2.0, "b": 2.0}
-        undecided = netstorm("top", "--once", "--scheduler", watched)
-        assert re.search("has 2 jobs: (a, b|b, a); say which", undecided.communicate(timeout=60)[1])
-        chosen = netstorm("top", "--once", "--scheduler", watched, "--job", "b")
-        assert "job b  running" in chosen.communicate(timeout=60)[0]
+        undecided = run_netstorm(tmp_path, "top", "--once", "--scheduler", watched)
+        assert re.search("has 2 jobs: (a, b|b, a); say which", undecided.err)
+        chosen = run_netstorm(tmp_path, "top", "--once", "--scheduler", watched, "--job", "b")
+        assert "job b  running" in chosen.out
         scheduler.signal(signal.SIGTERM)
         for node in nodes:
             assert "SIGTERM" in node.hears(m.PeerGone).reason
