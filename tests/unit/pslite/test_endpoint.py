@@ -32,7 +32,7 @@ from netstorm.pslite.link_meter import LinkMeter, MeterOptions
 from netstorm.pslite.machine import Become, Bounded, Call, Charge, Inquire, NotYet, Send, WaitingBytes
 from netstorm.pslite.session import Limits, SessionState
 from netstorm.pslite.van import Broken, Connection, Received
-from tests.unit.pslite.world import World, connected, give, hello_of, met, swallow
+from tests.unit.pslite.world import WatchedVan, World, connected, give, hello_of, met, swallow
 
 BULK = (0, 0, 0)
 STRANGER = Connection(-777)
@@ -363,13 +363,14 @@ def test_a_control_message_overtakes_queued_bulk():
 
 def test_never_more_than_the_window_is_in_flight(monkeypatch):
     world, here, there = met(delay_s=0.1, limits=Limits(window_bytes=20_000))
-    transmit, sent, in_flight = here.van.transmit, set(), []
+    assert isinstance(here.van, WatchedVan)
+    received, transmit, sent, in_flight = here.van.received, here.van.transmit, set(), []
 
     def note(connection, header, payload):
         sent.add(open_frames(header, 1 if payload is None else 2).sequence)
         acknowledged = [
             message.received
-            for event in here.van.received
+            for event in received
             if isinstance(message := open_frames(event.frames[0], len(event.frames)).message, m.Ack)
         ]
         in_flight.append(len([one for one in sent if one > max(acknowledged, default=0)]))

@@ -65,6 +65,7 @@ def test_a_job_that_no_process_joins_ends_with_a_code_of_its_own_and_says_what_t
     assert driven.machine.next_tick() < math.inf  # it is not over
     end(driven, 1, 0)
     assert driven.exit_code() == NOBODY_JOINED
+    assert driven.machine.outcome is not None
     assert 'init_process_group("netstorm")' in driven.machine.outcome.text
     assert "python -m netstorm.run" in driven.machine.outcome.text
 
