@@ -47,20 +47,13 @@ def test_a_call_runs_on_the_thread_with_the_time_and_gives_its_result(processes)
     assert process.thread.call(lambda _: process.thread.is_current()).result(10)
 
 
-def test_the_error_of_a_call_is_its_futures_and_the_thread_lives(processes):
+def test_the_error_of_a_call_is_its_futures_or_goes_to_a_function_and_the_thread_lives(processes):
     process = processes()
     with pytest.raises(ZeroDivisionError):
-        process.thread.call(lambda _: 1 // 0).result(10)
-    assert process.thread.call(lambda _: 5).result(10) == 5
-
-
-def test_the_error_of_what_the_thread_is_told_goes_to_a_function_and_the_thread_lives(processes):
-    process = processes()
+        process.thread.call(lambda _: 1 // 0).result(60)
     errors: list[Exception] = []
-    told = threading.Event()
     process.thread.tell(lambda _: 1 // 0, errors.append)
-    process.thread.tell(lambda _: told.set(), errors.append)
-    assert told.wait(10)
+    assert process.thread.call(lambda _: 5).result(60) == 5
     assert [type(error) for error in errors] == [ZeroDivisionError]
 
 
@@ -126,13 +119,14 @@ def test_closing_twice_or_from_several_threads_does_no_harm(processes):
     assert not any(thread.name == "io-0" for thread in threading.enumerate())
 
 
-def test_after_the_end_every_call_is_refused(processes):
+def test_after_an_orderly_end_of_which_the_machine_is_told_every_call_is_refused(processes):
     process = processes()
     process.close()
-    with pytest.raises(Closed, match="has ended"):
-        process.thread.call(lambda _: None)
-    with pytest.raises(Closed):
-        process.thread.post(lambda _: None)
+    assert isinstance(process.machine.aborted, Closed)
+    assert process.thread.error is None
+    for use in (process.thread.call, process.thread.post):
+        with pytest.raises(Closed, match="has ended"):
+            use(lambda _: None)
     process.thread.wake()
     process.thread.unwatch(0)
 
@@ -141,13 +135,6 @@ def test_the_thread_can_be_closed_from_a_call_on_it(processes):
     process = processes()
     process.thread.call(lambda _: process.thread.close()).result(10)
     wait_until(lambda: not any(thread.name == "io-0" for thread in threading.enumerate()))
-
-
-def test_an_orderly_end_tells_the_machine(processes):
-    process = processes()
-    process.close()
-    assert isinstance(process.machine.aborted, Closed)
-    assert process.thread.error is None
 
 
 @pytest.mark.parametrize("where", ["post", "receive", "call instruction"])
@@ -191,7 +178,7 @@ def test_an_error_on_the_thread_fails_what_is_outstanding_and_all_later_calls(pr
     assert isinstance(process.machine.aborted.__cause__, ZeroDivisionError)
     assert "ZeroDivisionError" in caplog.text
     there.thread.call(lambda _: None).result(10)
-    assert process.thread._thread.join(10) is None
+    wait_until(lambda: not any(thread.name == "io-2" for thread in threading.enumerate()))
 
 
 def test_a_descriptor_can_be_watched_from_any_thread(processes):

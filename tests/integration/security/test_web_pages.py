@@ -98,8 +98,8 @@ def test_a_page_is_shown_to_those_who_bear_the_token_and_can_only_be_looked_at()
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"GET /" + b"a" * web._MOST_REQUEST_BYTES + b" HTTP/1.0\r\n\r\n", b"414"),
-        (b"GET / HTTP/1.0\r\nx: " + b"a" * web._MOST_REQUEST_BYTES + b"\r\n\r\n", b"431"),
+        (b"GET /" + b"a" * 16_384 + b" HTTP/1.0\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.0\r\nx: " + b"a" * 16_384 + b"\r\n\r\n", b"431"),
         (b"GET / HTTP/1.0\r\n" + b"x: y\r\n" * 101 + b"\r\n", b"431"),
     ],
 )
@@ -149,9 +149,9 @@ def test_idle_connections_keep_nobody_out_and_threads_are_few(certificate, encry
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S))
         assert ask(port, tls=tls) == (200, b"the job")
         own = [thread for thread in threading.enumerate() if thread.name == "netstorm-web"]
-        assert len(own) <= web._MOST_THREADS
+        assert len(own) <= 32
         counts = refusals.counts()
-        assert counts.get("crowded", 0) + counts.get("full", 0) >= 100 + 1 - web._MOST_CONNECTIONS
+        assert counts.get("crowded", 0) + counts.get("full", 0) >= 100 + 1 - 16
 
 
 def test_whoever_has_asked_does_not_make_room_for_idle_connections():
@@ -172,7 +172,7 @@ def test_whoever_has_asked_does_not_make_room_for_idle_connections():
         assert waiting.wait(LIMIT_S)
         idle = [
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S))
-            for _ in range(3 * web._MOST_CONNECTIONS)
+            for _ in range(3 * 16)
         ]
         assert idle[0].recv(1) == b""  # there was no room for all
         go.set()

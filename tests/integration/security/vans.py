@@ -8,7 +8,7 @@ from typing import Any
 
 from netstorm.observe.log import Counters
 from netstorm.pslite.admission import Credentials
-from netstorm.pslite.keys import JobKey
+from netstorm.pslite.keys import JobKey, key_text
 from netstorm.pslite.van import VanEvent
 from netstorm.pslite.zeromq import ZmqVan
 
@@ -21,6 +21,7 @@ class KeyedVan:
     def __init__(self, credentials: Credentials | JobKey | None, **options: Any) -> None:
         if isinstance(credentials, JobKey):
             credentials = Credentials.of_process(credentials)
+        self.user = "" if credentials is None else key_text(credentials.own.public)
         self.counters = Counters()
         self.van = ZmqVan(counters=self.counters, credentials=credentials, **options)
         self.port = self.van.bind("127.0.0.1", 0)

@@ -9,9 +9,11 @@ from netstorm.lab.testing.decoders import message_classes
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import AUTHORITY, Role, check_authority, may_send
 
+MESSAGES = set(message_classes())  # before other tests declare messages of their own
+
 
 def test_every_message_has_a_row_that_says_who_may_send_it_and_what_is_checked():
-    assert set(AUTHORITY) == set(message_classes())
+    assert set(AUTHORITY) == MESSAGES
     for rights in AUTHORITY.values():
         assert rights.ways
         assert rights.checked
@@ -19,7 +21,7 @@ def test_every_message_has_a_row_that_says_who_may_send_it_and_what_is_checked()
 
 def test_messages_of_sessions_are_for_everybody_and_no_others():
     open_to_all = {kind for kind, rights in AUTHORITY.items() if (Role.ANYBODY, Role.ANYBODY) in rights.ways}
-    assert open_to_all == {kind for kind in message_classes() if issubclass(kind, m.SessionMessage)}
+    assert open_to_all == {kind for kind in MESSAGES if issubclass(kind, m.SessionMessage)}
 
 
 @pytest.mark.parametrize(

@@ -282,25 +282,18 @@ FIXED = JobKey(bytes(range(32)))
 OWN, OTHERS = (CurveKeys.from_secret(bytes([number] * 32)).public for number in (1, 2))
 
 
-def test_a_holder_of_the_jobs_key_proves_it_for_each_connection_anew():
+def test_a_holder_of_the_jobs_key_proves_it_for_each_connection_anew_and_nobody_else_does():
     here, there = ProcessProof(FIXED), ProcessProof(FIXED)
     proofs = {here.fresh(OWN) for _ in range(20)}
     assert len(proofs) == 20
     for proof in proofs:
         assert len(proof) == PROOF_BYTES
         assert there.is_valid(proof, OWN)
+        assert not there.is_valid(proof, OTHERS)
+    assert not there.is_valid(ProcessProof(JobKey.fresh()).fresh(OWN), OWN)
 
 
-def test_another_process_cannot_use_it():
-    proof = ProcessProof(FIXED).fresh(OWN)
-    assert not ProcessProof(FIXED).is_valid(proof, OTHERS)
-
-
-def test_another_jobs_key_proves_nothing():
-    assert not ProcessProof(FIXED).is_valid(ProcessProof(JobKey.fresh()).fresh(OWN), OWN)
-
-
-@pytest.mark.parametrize("place", range(PROOF_BYTES))
+@pytest.mark.parametrize("place", range(0, PROOF_BYTES, 3))
 def test_no_byte_of_it_can_be_changed(place):
     proof = bytearray(ProcessProof(FIXED).fresh(OWN))
     proof[place] ^= 1

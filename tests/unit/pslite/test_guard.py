@@ -150,24 +150,18 @@ def test_a_newcomer_is_not_shut_down_because_all_others_have_said_the_greeting()
         assert here.counters.get("refused_waiting") == 1
 
 
-def test_connections_that_nobody_uses_go_first() -> None:
+def test_connections_that_nobody_uses_go_first_and_who_waits_for_a_decision_for_long_makes_room() -> None:
     with accepting(most=8) as here:
         used, descriptor = here.connect(100.0)
         here.table.heard(A, descriptor, "")
         here.table.left(A, 100.0)
-        others = [here.connect(100.0)[0] for _ in range(4)]
+        others = [here.connect(100.0) for _ in range(4)]
         assert is_shut(used)
-        assert not any(map(is_shut, others))
-
-
-def test_who_waits_for_a_decision_for_long_makes_room() -> None:
-    with accepting(most=4) as here:
-        waiting = [here.connect(100.0) for _ in range(2)]
-        for number, (_, descriptor) in enumerate(waiting, start=1):
+        assert not any(is_shut(client) for client, _ in others)
+        for number, (_, descriptor) in enumerate(others, start=2):
             here.table.heard(Connection(-number), descriptor, "")
-        for newcomer in [here.connect(111.0)[0] for _ in range(2)]:
-            assert not is_shut(newcomer)
-        assert all(is_shut(client) for client, _ in waiting)
+        assert not any(is_shut(here.connect(111.0)[0]) for _ in range(4))
+        assert all(is_shut(client) for client, _ in others)
 
 
 def test_of_connections_that_may_have_announced_frames_few_are_kept() -> None:

@@ -46,43 +46,44 @@ def advertised(**values):
     )
 
 
-def test_a_node_advertises_the_address_of_its_route_to_the_scheduler():
-    assert advertised() == "10.77.0.1"
+@pytest.mark.parametrize(
+    ("values", "host"),
+    [
+        pytest.param({}, "10.77.0.1", id="of its route to the scheduler"),
+        pytest.param({"scheduler_host": "nodea"}, "10.77.0.1", id="not its own name's, beside the scheduler"),
+        pytest.param({"scheduler_host": "nodea", "for_others": False}, "127.0.0.1", id="only this machine"),
+        pytest.param({"bind_host": "10.77.0.3"}, "10.77.0.3", id="what is listened on"),
+        pytest.param({"bind_host": "*"}, "10.77.0.1", id="all"),
+        pytest.param(
+            {"bind_host": "10.77.0.3", "node_host": "203.0.113.7"}, "203.0.113.7", id="what is given"
+        ),
+    ],
+)
+def test_a_node_advertises_an_address_at_which_others_reach_it(values, host):
+    assert advertised(**values) == host
 
 
-def test_a_node_beside_the_scheduler_does_not_hide_behind_its_own_name():
-    assert advertised(scheduler_host="nodea") == "10.77.0.1"
-    assert addresses.resolve("nodea", "DMLC_PS_ROOT_URI", for_others=True) == "10.77.0.1"
+@pytest.mark.parametrize(
+    ("name", "for_others", "host"),
+    [
+        ("nodea", True, "*"),  # its name is loopback at home
+        ("nodea", False, "127.0.1.1"),
+        ("both", True, "*"),
+        ("both", False, "10.77.0.9"),
+        ("10.77.0.1", True, "10.77.0.1"),
+        ("nodeb", True, "10.77.0.2"),
+        ("127.0.0.1", True, "127.0.0.1"),
+        ("::1", True, "::1"),
+        ("localhost", True, "127.0.0.1"),
+    ],
+)
+def test_the_scheduler_of_one_address_listens_on_that_alone_and_of_several_on_all(name, for_others, host):
+    assert addresses.listening_host("", name, for_others=for_others) == host
 
 
-def test_without_a_key_the_own_name_is_loopback_as_only_this_machine_may_come():
-    assert advertised(scheduler_host="nodea", for_others=False) == "127.0.0.1"
-    assert addresses.listening_host("", "nodea", for_others=False) == "127.0.1.1"
-
-
-def test_the_scheduler_of_a_name_that_is_loopback_at_home_listens_on_all_addresses():
-    assert addresses.listening_host("", "nodea", for_others=True) == "*"
-
-
-def test_the_scheduler_of_a_name_with_addresses_of_both_families_listens_on_both():
-    assert addresses.listening_host("", "both", for_others=True) == "*"
-    assert addresses.listening_host("", "both", for_others=False) == "10.77.0.9"
-
-
-@pytest.mark.parametrize("name", ["10.77.0.1", "nodeb", "127.0.0.1", "::1"])
-def test_the_scheduler_of_one_address_listens_on_that_alone(name):
-    assert addresses.listening_host("", name, for_others=True) == NAMES.get(name, [name])[0]
-
-
-def test_localhost_is_this_machine_whether_there_is_a_key_or_not():
-    assert addresses.listening_host("", "localhost", for_others=True) == "127.0.0.1"
-    assert addresses.resolve("localhost", "DMLC_PS_ROOT_URI", for_others=True) == "127.0.0.1"
-
-
-def test_what_is_listened_on_is_advertised_unless_another_address_is_given():
-    assert advertised(bind_host="10.77.0.3") == "10.77.0.3"
-    assert advertised(bind_host="*") == "10.77.0.1"
-    assert advertised(bind_host="10.77.0.3", node_host="203.0.113.7") == "203.0.113.7"
+@pytest.mark.parametrize(("name", "host"), [("nodea", "10.77.0.1"), ("localhost", "127.0.0.1")])
+def test_a_name_that_is_loopback_here_is_this_machine(name, host):
+    assert addresses.resolve(name, "DMLC_PS_ROOT_URI", for_others=True) == host
 
 
 def test_of_a_name_the_first_address_with_a_route_is_used(monkeypatch):

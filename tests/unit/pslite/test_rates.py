@@ -378,19 +378,15 @@ def test_a_clock_that_is_set_back_ends_a_period_and_harms_nothing():
 # ------------------------------------------------------------------------------------ the paper's estimator
 
 
-def test_the_paper_estimator_is_right_for_lone_chunks_and_synchronised_clocks():
+def test_the_paper_estimator_is_right_for_enough_lone_chunks_and_synchronised_clocks():
     paper = PaperEstimator(4)
+    paper.add_chunk(CHUNK, 10.0, 9.9)  # arrived before it was sent
+    assert paper.impossible == 1
     for sent, arrived in arrivals([0.0, 1.0, 2.0, 3.0], 20e6, 0.0):
+        assert paper.estimate() is None
         paper.add_chunk(CHUNK, sent, arrived)
     assert sure(paper.estimate()).rate == pytest.approx(20e6)
     assert sure(paper.estimate()).chunks == 4
-
-
-def test_the_paper_estimator_waits_for_enough_chunks():
-    paper = PaperEstimator(4)
-    for sent, arrived in arrivals([0.0, 1.0, 2.0], 20e6, 0.0):
-        paper.add_chunk(CHUNK, sent, arrived)
-    assert paper.estimate() is None
 
 
 def test_the_paper_estimator_charges_latency_and_queue_to_the_link():
@@ -400,13 +396,6 @@ def test_the_paper_estimator_charges_latency_and_queue_to_the_link():
     expected = sum(CHUNK / (0.03 + (place + 1) * CHUNK / 20e6) for place in range(4)) / 4
     assert sure(paper.estimate()).rate == pytest.approx(expected)
     assert sure(paper.estimate()).rate < 0.5 * 20e6
-
-
-def test_chunks_that_arrive_before_they_were_sent_are_counted_and_left_out():
-    paper = PaperEstimator(1)
-    paper.add_chunk(CHUNK, 10.0, 9.9)
-    assert paper.estimate() is None
-    assert paper.impossible == 1
 
 
 # ------------------------------------------------------------------------------------- when bbr starts anew
@@ -422,27 +411,21 @@ def starts(bandwidths, *, known=KNOWN, begin=0.0, fresh=None):
     return [at for at, one in zip(times, bandwidths, strict=True) if fresh.due(one, known, at)]
 
 
-def test_a_connection_that_is_right_about_its_link_goes_on():
-    assert starts([20e6, 19e6, 21e6, 20.5e6] * 40) == []
-    assert starts([11e6] * 40) == []
-
-
-def test_a_connection_that_has_less_than_half_starts_anew_at_once():
-    assert starts([20e6] * 8 + [0.4e6]) == [8 * LOOK_S]
-    assert starts([20e6] * 8 + [9.9e6]) == [8 * LOOK_S]
-
-
-def test_a_link_that_nothing_is_known_of_may_be_as_slow_as_bbr_thinks():
-    assert starts([20e6] * 8 + [0.4e6] * 8, known=0.0) == []
-
-
-def test_what_is_not_bbr_is_left_alone():
-    assert starts([0.0] * 40) == []
-
-
-def test_a_new_connection_has_a_second_to_find_out():
-    assert starts([0.4e6, 1e6, 3e6, 8e6, 20e6, 20e6, 20e6]) == []
-    assert starts([0.4e6] * 5) == [4 * LOOK_S]
+@pytest.mark.parametrize(
+    ("bandwidths", "known", "anew_at"),
+    [
+        pytest.param([20e6, 19e6, 21e6, 20.5e6] * 40, KNOWN, [], id="right about its link"),
+        pytest.param([11e6] * 40, KNOWN, [], id="more than half"),
+        pytest.param([20e6] * 8 + [0.4e6], KNOWN, [8], id="next to nothing"),
+        pytest.param([20e6] * 8 + [9.9e6], KNOWN, [8], id="less than half"),
+        pytest.param([20e6] * 8 + [0.4e6] * 8, 0.0, [], id="nothing is known of the link"),
+        pytest.param([0.0] * 40, KNOWN, [], id="not BBR"),
+        pytest.param([0.4e6, 1e6, 3e6, 8e6, 20e6, 20e6, 20e6], KNOWN, [], id="finds out within a second"),
+        pytest.param([0.4e6] * 5, KNOWN, [4], id="does not"),
+    ],
+)
+def test_a_connection_that_has_less_than_half_starts_anew(bandwidths, known, anew_at):
+    assert starts(bandwidths, known=known) == [LOOK_S * number for number in anew_at]
 
 
 def test_what_was_in_vain_is_done_the_more_seldom():

@@ -56,15 +56,10 @@ class Pair:
         return self.sync.cluster_time(self.local(self.now)) - self.now
 
 
-def test_before_any_exchange_nothing_is_known():
-    sync = ClockSync(seed=0)
-    assert not sync.synchronised
-    assert sync.offset(5.0) == 0.0
-    assert sync.error_bound(5.0) == math.inf
-
-
-def test_one_exchange_over_an_even_path_finds_the_offset():
+def test_one_exchange_over_an_even_path_finds_the_offset_of_which_nothing_was_known_before():
     pair = Pair(offset=1e9, there=0.05, back=0.05)
+    assert not pair.sync.synchronised
+    assert (pair.sync.offset(5.0), pair.sync.error_bound(5.0)) == (0.0, math.inf)
     pair.exchange()
     assert pair.error() == pytest.approx(0.0, abs=2e-6)
 
@@ -91,20 +86,21 @@ pairs = st.builds(
 @example(Pair(offset=7e8, there=0.0078125, back=0.0001, jitter=0.03125, seed=1))
 def test_the_error_stays_within_half_the_asymmetry_plus_what_jitter_and_drift_allow(pair):
     pair.run(40)
-    fastest = min(one.delay for one in pair.sync._recent)
     drifted = 2e-4 * 20
-    slack = (fastest - pair.there - pair.back) / 2 + drifted + 1e-5
-    assert abs(pair.error()) <= abs(pair.there - pair.back) / 2 + slack
+    jitter = 8 * pair.jitter  # of the fastest of many exchanges it is less
+    assert abs(pair.error()) <= abs(pair.there - pair.back) / 2 + jitter / 2 + drifted + 1e-5
     assert abs(pair.error()) <= pair.sync.error_bound(pair.local(pair.now)) + drifted
 
 
-def test_of_noisy_exchanges_the_fastest_counts():
-    pair = Pair(jitter=0.05, seed=3)
+def test_of_noisy_exchanges_the_fastest_counts_and_noise_is_not_taken_for_drift():
+    pair = Pair(jitter=0.02, seed=5)
     errors = []
-    for _ in range(40):
-        pair.run(5)
+    for _ in range(50):
+        pair.run(10)
         errors.append(abs(pair.error()))
-    assert sum(errors) / len(errors) < 0.01  # a fifth of the jitter
+        assert abs(pair.sync.drift) < 50e-6
+    assert max(errors) < 0.02
+    assert sum(errors) / len(errors) < 0.004  # a fifth of the jitter
 
 
 @pytest.mark.parametrize("drift", [80e-6, -40e-6])
@@ -114,14 +110,6 @@ def test_a_drift_is_found_and_the_clock_runs_on_with_it(drift):
     assert pair.sync.drift == pytest.approx(drift, rel=0.1)
     pair.now += 100  # nobody answers for a while
     assert abs(pair.error()) < 100 * abs(drift) / 5
-
-
-def test_noise_is_not_taken_for_drift():
-    pair = Pair(drift=0.0, jitter=0.02, seed=5)
-    for _ in range(50):
-        pair.run(10)
-        assert abs(pair.sync.drift) < 50e-6
-        assert abs(pair.error()) < 0.02
 
 
 @given(st.integers(0, 30))
@@ -137,7 +125,6 @@ def test_a_clock_that_is_set_is_followed_at_once():
     pair.offset -= 3600.0
     pair.run(20)
     assert pair.error() == pytest.approx(0.0, abs=1e-4)
-    assert len(pair.sync._history) < 20
 
 
 def test_polls_come_fast_until_the_filter_is_full_and_then_rarely():
@@ -161,16 +148,6 @@ def test_nodes_that_start_together_do_not_ask_together():
     assert len(due) == 20
 
 
-def test_an_answer_is_taken_once_and_only_to_a_question_of_ours():
-    pair = Pair()
-    data = sntp.answer(pair.sync.poll(1.0), received=5.0, transmitted=5.0)
-    pair.sync.receive(data, 1.1)
-    with pytest.raises(FrameError, match="was not made"):
-        pair.sync.receive(data, 1.1)
-    with pytest.raises(FrameError, match="was not made"):
-        pair.sync.receive(sntp.answer(sntp.request(7.0), received=5.0, transmitted=5.0), 1.1)
-
-
 @pytest.mark.parametrize(("received", "transmitted"), [(5.0, 4.0), (5.0, 9.0)])
 def test_a_server_whose_own_times_make_no_sense_is_not_believed(received, transmitted):
     sync = ClockSync(seed=0)
@@ -182,9 +159,11 @@ def test_a_server_whose_own_times_make_no_sense_is_not_believed(received, transm
 
 def test_requests_without_an_answer_do_not_pile_up():
     sync = ClockSync(seed=0)
-    for second in range(1000):
+    first = sync.poll(0.0)
+    for second in range(1, 20):
         sync.poll(float(second))
-    assert len(sync._outstanding) <= 8
+    with pytest.raises(FrameError, match="was not made"):
+        sync.receive(sntp.answer(first, received=5.0, transmitted=5.0), 1000.0)
 
 
 # --------------------------------------------------------------------------------------------- sntp packets
@@ -194,16 +173,27 @@ NOON = 1_750_000_000.25
 """A time that doubles and SNTP both have exactly."""
 
 
-def test_an_answer_carries_the_times_and_the_nonce():
-    nonce = sntp.new_nonce(0xABCDE_FFFFF_123)
-    data = sntp.answer(sntp.request(nonce), received=NOON, transmitted=NOON + 0.5)
+@given(st.integers(0, 2**52 - 1))
+def test_an_answer_carries_the_times_and_the_nonce_in_as_many_bytes_as_the_request(bits):
+    asked = sntp.request(sntp.new_nonce(bits))
+    data = sntp.answer(asked, received=NOON, transmitted=NOON + 0.5)
     found = sntp.read_answer(data)
-    assert (found.nonce, found.received, found.transmitted) == (nonce, NOON, NOON + 0.5)
+    assert (found.nonce, found.received, found.transmitted) == (sntp.new_nonce(bits), NOON, NOON + 0.5)
+    assert len(asked) == len(data) == sntp.PACKET_BYTES, "nobody can be flooded through us"
 
 
-def test_a_packet_is_48_bytes_in_both_directions_so_nobody_can_be_flooded_through_us():
-    asked = sntp.request(sntp.new_nonce(1))
-    assert len(asked) == len(sntp.answer(asked, received=NOON, transmitted=NOON)) == sntp.PACKET_BYTES
+def test_nonces_use_all_their_bits():
+    assert len({sntp.new_nonce(1 << bit) for bit in range(52)}) == 52
+
+
+def test_a_server_says_by_how_much_it_may_be_off_and_each_hop_from_the_scheduler_is_a_stratum():
+    for hops, stratum in [(0, 10), (2, 12), (99, 15)]:
+        data = sntp.answer(sntp.request(1.0), received=NOON, transmitted=NOON, hops=hops, error=0.25)
+        assert (data[1], sntp.read_answer(data).hops, sntp.read_answer(data).error) == (
+            stratum,
+            stratum - 10,
+            0.25,
+        )
 
 
 def test_the_bytes_are_those_of_rfc_4330():
@@ -227,22 +217,6 @@ def test_clients_of_all_versions_get_an_answer_of_their_version(version):
     assert sntp.answer(asked, received=NOON, transmitted=NOON)[0] >> 3 & 7 == version
 
 
-def test_a_server_says_by_how_much_it_may_be_off_or_that_it_does_not_know_the_time():
-    asked = sntp.request(1.0)
-    data = sntp.answer(asked, received=NOON, transmitted=NOON, hops=1, error=0.25)
-    assert sntp.read_answer(data).error == 0.25
-    with pytest.raises(FrameError, match="does not know the time"):
-        sntp.read_answer(sntp.answer(asked, received=NOON, transmitted=NOON, error=math.inf))
-
-
-def test_each_hop_from_the_scheduler_is_a_stratum():
-    asked = sntp.request(1.0)
-    for hops, stratum in [(0, 10), (2, 12), (99, 15)]:
-        data = sntp.answer(asked, received=NOON, transmitted=NOON, hops=hops)
-        assert data[1] == stratum
-        assert sntp.read_answer(data).hops == stratum - 10
-
-
 @pytest.mark.parametrize("mode", [0, 1, 2, 4, 5, 6, 7])
 def test_only_a_clients_request_is_answered(mode):
     asked = ntplib.NTPPacket(version=4, mode=mode, tx_timestamp=12.0).to_data()
@@ -251,6 +225,8 @@ def test_only_a_clients_request_is_answered(mode):
 
 
 def test_an_answer_of_a_server_that_does_not_know_the_time_is_refused():
+    with pytest.raises(FrameError, match="does not know the time"):
+        sntp.read_answer(sntp.answer(sntp.request(1.0), received=NOON, transmitted=NOON, error=math.inf))
     for fields in [
         {"stratum": 0},
         {"stratum": 16},
@@ -281,16 +257,6 @@ def test_any_bytes_are_answered_or_refused(data):
             assert str(error)
 
 
-@given(st.integers(0, 2**52 - 1))
-def test_every_nonce_survives_the_trip(bits):
-    nonce = sntp.new_nonce(bits)
-    assert sntp.read_answer(sntp.answer(sntp.request(nonce), received=NOON, transmitted=NOON)).nonce == nonce
-
-
-def test_nonces_use_all_their_bits():
-    assert len({sntp.new_nonce(1 << bit) for bit in range(52)}) == 52
-
-
 # -------------------------------------------- sntp packets that prove that their sender holds the job's key
 
 
@@ -307,6 +273,8 @@ def test_what_a_holder_seals_every_holder_opens(packet):
     sealed = KEY.seal(packet)
     assert len(sealed) == len(packet) + MAC_BYTES
     assert PacketKey(b"k" * 32).open(sealed) == packet
+    with pytest.raises(FrameError, match="no server's answer"):  # a request that is sent back
+        sntp.read_answer(KEY.open(SEALED))
 
 
 @given(st.integers(0, 8 * len(SEALED) - 1))
@@ -338,15 +306,6 @@ def test_packets_are_refused_by_reason(data, reason):
     assert refused.value.reason == reason
 
 
-def test_an_answer_is_no_longer_than_its_request():
-    assert len(answered(SEALED)) == len(SEALED)
-
-
-def test_a_request_sent_back_is_no_answer():
-    with pytest.raises(FrameError, match="no server's answer"):
-        sntp.read_answer(KEY.open(SEALED))
-
-
 def test_an_answer_counts_once_and_for_its_own_request_alone():
     sync = ClockSync(seed=1)
     first = answered(KEY.seal(sync.poll(10.0)))
@@ -363,13 +322,9 @@ def test_an_answer_counts_once_and_for_its_own_request_alone():
 SCHEDULER, PARENT, OTHER = ("s", 1), ("p", 2), ("o", 3)
 
 
-def test_without_a_parent_the_scheduler_is_asked():
+def test_a_parent_that_answers_is_asked_for_ever_and_without_one_the_scheduler():
     source = ClockSource(SCHEDULER)
-    assert [source.next_server(float(second)) for second in range(9)] == [SCHEDULER] * 9
-
-
-def test_a_parent_that_answers_is_asked_for_ever():
-    source = ClockSource(SCHEDULER)
+    assert source.next_server(0.0) == SCHEDULER
     source.set_parent(PARENT)
     for second in range(99):
         assert source.next_server(float(second)) == PARENT

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from netstorm.lab.simulation.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
-from netstorm.lab.testing.recorder import RecordingProcess
+from netstorm.lab.testing.recorder import Recorder, RecordingProcess, part
+from netstorm.protocol import messages as m
+from netstorm.protocol.frames import Buffer, Header, open_frames
+from netstorm.pslite.endpoint import Endpoint, Stack
 from netstorm.pslite.session import Limits
+from netstorm.pslite.van import Connection, Received, VanEvent
+
+
+class WatchedVan(MemoryVan):
+    """Keeps what it has received, and the connections that it has opened."""
+
+    def __init__(self, network: MemoryNetwork, host: str) -> None:
+        super().__init__(network, host)
+        self.received: list[Received] = []
+        self.opened: list[Connection] = []
+
+    def poll(self, timeout_s: float) -> list[VanEvent]:
+        events = super().poll(timeout_s)
+        self.received += [event for event in events if isinstance(event, Received)]
+        return events
+
+    def open(self, connection: Connection, host: str, port: int) -> None:
+        self.opened.append(connection)
+        super().open(connection, host, port)
 
 
 class World:
@@ -47,7 +70,7 @@ class World:
 
     def add(self, rank: int, *, incarnation: int | None = None, port: int = 0) -> RecordingProcess:
         """Start a process; its host is named after its rank."""
-        van = MemoryVan(self.network, self.hosts.format(rank=rank))
+        van = WatchedVan(self.network, self.hosts.format(rank=rank))
         process = RecordingProcess(
             van,
             rank,
@@ -97,3 +120,48 @@ class World:
         here, there = self.processes[:2]
         here.connect(there)
         return here, there
+
+
+def met(**options: Any) -> tuple[World, RecordingProcess, RecordingProcess]:
+    """Return a world of two processes, the first of which knows where the second is."""
+    world = World(**options)
+    return world, *world.pair()
+
+
+def connected(**options: Any) -> tuple[World, RecordingProcess, RecordingProcess]:
+    """Return such a world in which part 0 has gone from the first to the second."""
+    world, here, there = met(**options)
+    here.send(there, part(0))
+    world.run(1)
+    return world, here, there
+
+
+def hello_of(process: RecordingProcess, sender: int) -> tuple[Connection, m.Hello]:
+    """Return the last Hello of a rank that a process has received, and over which connection."""
+    assert isinstance(process.van, WatchedVan)
+    for event in reversed(process.van.received):
+        message = open_frames(event.frames[0], len(event.frames)).message
+        if isinstance(message, m.Hello) and message.sender == sender:
+            return event.connection, message
+    raise AssertionError(f"no Hello of rank {sender}")
+
+
+def swallow(process: RecordingProcess, wanted: Callable[[Header], object]) -> None:
+    """Let the messages of a process that `wanted` holds for vanish on their way."""
+    transmit = process.van.transmit
+
+    def transmit_others(connection: Connection, header: bytes, payload: Buffer | None) -> bool:
+        lost = wanted(open_frames(header, 1 if payload is None else 2))
+        return True if lost else transmit(connection, header, payload)
+
+    setattr(process.van, "transmit", transmit_others)  # noqa: B010 - a method
+
+
+def give(process: RecordingProcess, machine: Recorder, **options: Any) -> None:
+    """Have a process begin anew with another machine, and options of its endpoint."""
+    before = process.endpoint.process
+    process.machine = machine
+    process.endpoint = Endpoint(
+        machine, job=before.job, incarnation=before.incarnation, rank=before.rank, stamp=lambda: 0, **options
+    )
+    process.stack = Stack(machine, process.endpoint)

@@ -39,15 +39,15 @@ class Driven:
             }
         )
         self.now = 100.0
-        assumed = InitialAssumptions(
-            network=Network.uniform(num_workers),
-            known=False,
-            settings=PolicySettings(topology="ring"),
-            workload=Workload((10**6,), 10**5),
-        )
-        self.machine = SchedulerMachine(
-            self.options, star(num_workers), now=self.now, assumed=assumed if measures else None
-        )
+        assumed = None
+        if measures:
+            assumed = InitialAssumptions(
+                network=Network.uniform(num_workers),
+                known=False,
+                settings=PolicySettings(topology="ring"),
+                workload=Workload((10**6,), 10**5),
+            )
+        self.machine = SchedulerMachine(self.options, star(num_workers), now=self.now, assumed=assumed)
         self.peers: dict[str, Peer] = {}
         self.sent: dict[Peer, list[m.Message]] = {}
         self.disconnected: list[Peer] = []
@@ -93,21 +93,21 @@ class Driven:
     def say(self, who: str | int, message: m.Message) -> None:
         peer = self.peers[who] if isinstance(who, str) else self.peer_of(who)
         self.machine.receive(peer, message, None, 0, self.now)
-        self._take()
+        self.take()
 
     def lose(self, who: str | int, reason: str = "no answer for 10 s") -> None:
         peer = self.peers[who] if isinstance(who, str) else self.peer_of(who)
         self.machine.peer_lost(peer, reason, self.now)
-        self._take()
+        self.take()
 
     def end_connection(self, who: str | int) -> None:
         """The connection of a node ends, and no process listens at its address."""
         peer = self.peers[who] if isinstance(who, str) else self.peer_of(who)
         self.machine.connection_gone(peer, "reset", self.now, refused=False)
-        self._take()
+        self.take()
         if any(inquiry.peer == peer for inquiry in self.inquired):
             self.machine.connection_gone(peer, "n:1 refuses connections", self.now, refused=True)
-        self._take()
+        self.take()
 
     def run(self, seconds: float, *, beating: tuple[int, ...] = (), busy: str = "") -> None:
         """Let time pass in ticks as the machine asks for; ranks in `beating` send their heartbeats."""
@@ -129,15 +129,15 @@ class Driven:
 
     def tick(self) -> None:
         self.machine.tick(self.now)
-        self._take()
+        self.take()
 
     def stop(self, reason: str = "stopped") -> None:
         self.machine.stop(reason, self.now)
-        self._take()
+        self.take()
 
     def install(self, policy: Policy) -> None:
         self.machine.install(policy, self.now)
-        self._take()
+        self.take()
 
     # ----------------------------------------------------------------------------------------- out
 
@@ -155,13 +155,18 @@ class Driven:
         (found,) = self.heard(who, m.PeerGone)
         return found
 
+    def exit_code(self) -> int:
+        """Return with which code the scheduler ends."""
+        assert self.machine.outcome is not None
+        return self.machine.outcome.exit_code
+
     def peer_of(self, rank: int) -> Peer:
         return self.peers[self.machine.members[rank].host]
 
     def forget(self) -> None:
         self.sent.clear()
 
-    def _take(self) -> None:
+    def take(self) -> None:
         for instruction in self.machine.take_instructions():
             match instruction:
                 case Send(peer=peer, message=message):

@@ -10,7 +10,7 @@ from itertools import combinations, permutations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.protocol.messages import LinkMeasure, LinkThroughput, Measured, ThroughputReport
@@ -52,11 +52,6 @@ def line(words):
             for one, other, rate in words
         ),
     )
-
-
-def test_before_any_report_the_network_is_what_was_assumed():
-    assert collector().estimate(0.0).network == Network.uniform(4)
-    assert collector().estimate(0.0).measured == frozenset()
 
 
 def test_a_measured_link_has_the_rate_and_latency_that_its_receiver_reports():
@@ -105,11 +100,15 @@ def test_who_may_not_talk_has_no_link_whatever_is_reported():
     assert (0, 2) not in rates(found)
 
 
-def test_a_cap_counts_if_the_links_behind_it_could_clearly_carry_more():
+@pytest.mark.parametrize(("rates", "cap", "counts"), [((60, 60, 60), 100, True), ((30, 40, 30), 98, False)])
+def test_a_cap_counts_if_the_links_behind_it_could_clearly_carry_more(rates, cap, counts):
     found = collector()
-    found.record(0, report(measure(1, 60 * M), measure(2, 60 * M), measure(3, 60 * M), ingress=100 * M), 1.0)
-    assert found.estimate(1.0).network.nodes[0].ingress == 100 * M
-    assert found.estimate(1.0).network.nodes[1].ingress is None
+    links = [measure(source, rate * M) for source, rate in enumerate(rates, start=1)]
+    found.record(0, report(*links, ingress=cap * M), 1.0)
+    assert [node.ingress for node in found.estimate(1.0).network.nodes] == [
+        cap * M if counts else None,
+        *[None] * 3,
+    ]
 
 
 def test_a_cap_does_not_count_once_its_node_has_seen_that_the_links_are_independent():
@@ -123,12 +122,6 @@ def test_a_cap_does_not_count_once_its_node_has_seen_that_the_links_are_independ
     assert found.estimate(3.0).network.nodes[0].egress == pytest.approx(90 * M)
     found.record(0, report(egress=math.inf), 4.0)
     assert found.estimate(4.0).network.nodes[0].egress is None
-
-
-def test_no_cap_is_seen_where_links_add_up_to_what_comes_in():
-    found = collector()
-    found.record(0, report(measure(1, 30 * M), measure(2, 40 * M), measure(3, 30 * M), ingress=98 * M), 1.0)
-    assert found.estimate(1.0).network.nodes[0].ingress is None
 
 
 def test_egress_caps_are_seen_from_what_different_receivers_report():
@@ -176,11 +169,9 @@ def test_without_a_cap_what_a_link_did_in_company_is_its_rate():
 def test_what_a_link_did_alone_says_more_than_what_it_did_in_company():
     found = collector()
     found.record(0, report(measure(1, 80 * M)), 1.0)
-    for second in range(2, 20):
-        found.record(0, report(measure(1, 30 * M, shared=0.9)), float(second))
+    say(found, 0, 1, 30, range(2, 20), shared=0.9)
     assert rates(found, 20.0)[1, 0] == 80 * M
-    for second in range(20, 40):
-        found.record(0, report(measure(1, 30 * M, shared=0.9)), float(second))
+    say(found, 0, 1, 30, range(20, 40), shared=0.9)
     assert rates(found, 40.0)[1, 0] == pytest.approx(30 * M)
 
 
@@ -191,22 +182,20 @@ def test_a_link_that_becomes_slow_in_company_is_slow_whatever_it_did_alone_befor
         found.record(0, report(alone, company), float(second))
         found.record(1, Measured(links=(), outgoing=(measure(0, 140 * M),)), float(second))
     assert rates(found, 5.0)[1, 0] == pytest.approx(140 * M)
-    for second in range(5, 9):
-        found.record(0, report(measure(1, 20 * M, shared=0.9)), float(second))
+    say(found, 0, 1, 20, range(5, 9), shared=0.9)
     assert rates(found, 9.0)[1, 0] == pytest.approx(20 * M)
 
 
 def test_the_first_reading_alone_after_a_change_in_company_does_not_bring_back_what_was_before():
     found = collector()
-    for now in range(6):
-        found.record(0, report(measure(1, 35 * M)), float(now))
-        found.record(0, report(measure(1, 35 * M, shared=1.0)), float(now))
-    for now in range(8, 12):
-        found.record(0, report(measure(1, 14 * M, shared=1.0)), float(now))
+    for second in range(6):
+        found.record(0, report(measure(1, 35 * M)), float(second))
+        found.record(0, report(measure(1, 35 * M, shared=1.0)), float(second))
+    say(found, 0, 1, 14, range(8, 12), shared=1.0)
     assert rates(found, 12.0)[1, 0] == pytest.approx(14 * M, rel=0.01)
-    for now in range(12, 15):
-        found.record(0, report(measure(1, 14 * M)), float(now))
-        assert rates(found, float(now))[1, 0] == pytest.approx(14 * M, rel=0.01)
+    for second in range(12, 15):
+        found.record(0, report(measure(1, 14 * M)), float(second))
+        assert rates(found, float(second))[1, 0] == pytest.approx(14 * M, rel=0.01)
 
 
 def test_a_link_that_is_to_be_avoided_is_gone_until_it_is_not_whatever_is_said_of_it():
@@ -260,6 +249,7 @@ numbers = st.one_of(
 )
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.lists(
         st.tuples(
@@ -370,17 +360,40 @@ def test_what_small_messages_took_there_and_back_is_twice_the_latency_whatever_t
     assert network.link(Rank(1), Rank(0)).latency == pytest.approx(0.03)
 
 
-def test_a_signal_that_cannot_be_is_refused():
-    found = collector(3)
-    for signal in (math.nan, -math.inf, 1e12):
-        found.record(1, report(msgspec.structs.replace(measure(0, M), signal=signal)), 0.0)
-    assert found.refused == 3
+def out(*links, **more):
+    return Measured(links=(), outgoing=links, **more)
 
 
-def test_reports_of_links_out_are_checked_as_those_of_links_in():
-    found = collector()
-    found.record(1, Measured(links=(), outgoing=(measure(9, M), measure(1, M), measure(0, -M))), 1.0)
-    assert found.refused == 3
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            report(msgspec.structs.replace(measure(2, M), signal=signal))
+            for signal in (math.nan, -math.inf, 1e12)
+        ),
+        *(
+            out(LinkMeasure(source=1, rate=0.0, error=0.0, trip=trip))
+            for trip in (math.nan, -1.0, math.inf, 1e9)
+        ),
+        *(out(one) for one in (measure(9, M), measure(0, M), measure(1, -M))),
+        *(
+            Measured(links=(), throughput=(ThroughputReport(1, (LinkThroughput(target, rate, True),)),))
+            for target, rate in ((9, M), (1, -M), (0, M))
+        ),
+    ],
+    ids=range(13),
+)
+def test_what_cannot_be_is_refused_of_latencies_links_out_and_what_is_carried(wrong):
+    found = collector(4, find_routes=True)
+    found.record(0, wrong, 1.0)
+    assert found.refused == 1
+    assert found.latency_changed_at == -math.inf
+
+
+def say(found, target, source, rate, seconds, **more):
+    """Have a rank report what a link into it carries, once a second."""
+    for second in seconds:
+        found.record(target, report(measure(source, rate * M, **more)), float(second))
 
 
 def told(found, second, *, there=None, back=None):
@@ -429,7 +442,7 @@ def noisy_reports(nodes, seed, count):
         yield rank, report(*links, ingress=chance.choice((0.0, 0.0, 12 * M))), now
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_looking_often_changes_nothing_of_what_is_known_of_measured_links(seed):
     often, once, now = collector(6), collector(6), 0.0
     mine = often.estimate(now)
@@ -546,15 +559,6 @@ def test_links_that_have_failed_are_left_out_beside_routes():
     estimate = found.estimate(1.0)
     assert len(estimate.network.links) == len(estimate.errors) == 9
     assert (2, 3) not in {(link.source, link.target) for link in estimate.network.links}
-
-
-def test_round_trips_that_cannot_be_are_refused():
-    found = collector(6, find_routes=True)
-    for trip in (math.nan, -1.0, math.inf, 1e9):
-        one = LinkMeasure(source=1, rate=0.0, error=0.0, trip=trip)
-        found.record(0, Measured(links=(), outgoing=(one,)), 1.0)
-    assert found.refused == 4
-    assert found.latency_changed_at == -math.inf
 
 
 def test_without_a_kernel_that_says_so_small_messages_tell_latencies():
@@ -687,13 +691,6 @@ def test_where_links_do_the_same_in_any_company_nothing_is_held_back():
     assert job.rate(1, 0) == pytest.approx(4 * M)
 
 
-def test_what_cannot_be_carried_is_refused():
-    found = collector()
-    for one in (LinkThroughput(9, M, True), LinkThroughput(1, -M, True), LinkThroughput(0, M, True)):
-        found.record(0, Measured(links=(), throughput=(ThroughputReport(1, (one,)),)), 1.0)
-    assert found.refused == 3
-
-
 # ------------------------------------------ rates of links that were not measured since others have changed
 
 
@@ -734,24 +731,31 @@ def test_a_slow_link_not_seen_since_the_others_have_changed_may_be_as_fast_as_th
 # ----------------------------------------------------------------------- links that are too good to be true
 
 
-def both_ends(said: float, seen: float, **more) -> Collector:
+def both_ends(said: float, seen: float, *, shared: float = 0.0, **more) -> Collector:
     """Rank 0 says what its link to rank 1 carries, and rank 1 what it sees of it."""
     known = Collector(Network.uniform(3), known=False)
     for second in range(5):
-        out = LinkMeasure(source=1, rate=said, error=0.02, delivered=True, **more)
-        known.record(0, Measured(links=(), outgoing=(out,)), float(second))
-        known.record(1, Measured(links=(LinkMeasure(source=0, rate=seen, error=0.02),)), second + 0.5)
+        link = LinkMeasure(source=1, rate=said, error=0.02, delivered=True, **more)
+        known.record(0, Measured(links=(), outgoing=(link,)), float(second))
+        sight = LinkMeasure(source=0, rate=seen, error=0.02, shared=shared)
+        known.record(1, Measured(links=(sight,)), second + 0.5)
     return known
 
 
-def rate_of(known: Collector, source: int, target: int, now: float = 5.0) -> float:
-    return known.estimate(now).network.link(Rank(source), Rank(target)).rate
-
-
-def test_a_member_that_says_its_links_are_fast_is_believed_five_times_what_receivers_see():
-    assert rate_of(both_ends(1e13, 1e7), 0, 1) == pytest.approx(5e7)
-    assert rate_of(both_ends(3e7, 1e7), 0, 1) == pytest.approx(3e7), "a kernel is right at once"
-    assert rate_of(both_ends(1e6, 1e7), 0, 1) == pytest.approx(1e6)
+@pytest.mark.parametrize(
+    ("said", "seen", "believed", "now", "shared"),
+    [
+        pytest.param(1e13, 1e7, 5e7, 5.0, 0.0, id="at most five times"),
+        pytest.param(3e7, 1e7, 3e7, 5.0, 0.0, id="a kernel is right at once"),
+        pytest.param(1e6, 1e7, 1e6, 5.0, 0.0, id="less"),
+        pytest.param(1e13, 1e7, 2.5e8, 304.5, 0.0, id="what was seen long ago bounds less"),
+        pytest.param(1e8, 1e7, 1e8, 5.0, 1.0, id="it may be one of ten into that rank"),
+    ],
+)
+def test_a_member_that_says_its_links_are_fast_is_believed_five_times_what_receivers_see(
+    said, seen, believed, now, shared
+):
+    assert rate_of(both_ends(said, seen, shared=shared), 0, 1, now) == pytest.approx(believed)
 
 
 def test_a_member_that_says_it_receives_fast_is_believed_five_times_what_senders_see():
@@ -761,15 +765,8 @@ def test_a_member_that_says_it_receives_fast_is_believed_five_times_what_senders
     assert rate_of(known, 0, 1, 20.0) == pytest.approx(5e7)
 
 
-def test_what_the_other_end_saw_long_ago_or_beside_others_bounds_less():
-    assert rate_of(both_ends(1e13, 1e7), 0, 1, now=304.5) == pytest.approx(2.5e8)
-    known = Collector(Network.uniform(3), known=False)
-    for second in range(5):
-        out = LinkMeasure(source=1, rate=1e8, error=0.02, delivered=True)
-        known.record(0, Measured(links=(), outgoing=(out,)), float(second))
-        seen = LinkMeasure(source=0, rate=1e7, error=0.02, shared=1.0)
-        known.record(1, Measured(links=(seen,)), second + 0.5)
-    assert rate_of(known, 0, 1) == pytest.approx(1e8), "it may be one of ten into that rank"
+def rate_of(known: Collector, source: int, target: int, now: float = 5.0) -> float:
+    return known.estimate(now).network.link(Rank(source), Rank(target)).rate
 
 
 def test_a_member_that_says_it_is_near_is_believed_a_quarter_of_the_others_round_trip():
@@ -809,7 +806,7 @@ def joined(pairs, size):
     return len(reached) == size
 
 
-@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_on_a_backbone_pairs_that_lead_past_other_nodes_are_found_and_hardly_any_line(seed):
     network = generate("internet2", 9, seed)
     took = latencies(network, seed=seed)
@@ -823,7 +820,7 @@ def test_on_a_backbone_pairs_that_lead_past_other_nodes_are_found_and_hardly_any
 @pytest.mark.parametrize("family", ["mesh", "asymmetric", "cloud"])
 def test_where_all_pairs_have_lines_of_their_own_none_is_left_out(family):
     wrong = [
-        seed for seed in range(1, 31) if routed_pairs(latencies(generate(family, 9, seed), seed=seed), 9)
+        seed for seed in range(1, 16) if routed_pairs(latencies(generate(family, 9, seed), seed=seed), 9)
     ]
     assert len(wrong) <= 1  # of meshes drawn at random one in 80 looks like a backbone
 
@@ -860,9 +857,20 @@ def chain(size, latency=0.01):
     )
 
 
-def test_of_a_chain_its_lines_are_left():
+def test_of_a_chain_its_lines_are_left_and_nodes_of_one_site_are_not_on_the_way_of_one_another():
     took = latencies(chain(6), noise=0.0, least=0.0)
     assert took.keys() - routed_pairs(took, 6) == lines(chain(6))
+    # Four sites of two nodes each, 20 to 80 ms apart; within a site .2 ms.
+    far = {(0, 1): 0.02, (0, 2): 0.035, (0, 3): 0.08, (1, 2): 0.05, (1, 3): 0.063, (2, 3): 0.041}
+    took = {
+        (one, other): 0.0002 if one // 2 == other // 2 else far[tuple(sorted((one // 2, other // 2)))]  # type: ignore[index]
+        for one, other in permutations(range(8), 2)
+    }
+    assert not routed_pairs(took, 8)
+    # Three sites of three nodes: from the first to the third by way of the second.
+    apart = {0: 0.0002, 1: 0.02, 2: 0.04}
+    took = {(one, other): apart[abs(one // 3 - other // 3)] for one, other in permutations(range(9), 2)}
+    assert routed_pairs(took, 9) == {pair for pair in took if {pair[0] // 3, pair[1] // 3} == {0, 2}}
 
 
 def test_a_line_that_takes_as_long_as_three_others_is_none_only_where_there_are_routes():
@@ -876,28 +884,17 @@ def test_a_line_that_takes_as_long_as_three_others_is_none_only_where_there_are_
     assert not routed_pairs(mesh, 9)
 
 
-def test_nodes_of_one_site_are_not_on_the_way_of_one_another():
-    # Four sites of two nodes each, 20 to 80 ms apart; within a site .2 ms.
-    far = {(0, 1): 0.02, (0, 2): 0.035, (0, 3): 0.08, (1, 2): 0.05, (1, 3): 0.063, (2, 3): 0.041}
-    took = {
-        (one, other): 0.0002 if one // 2 == other // 2 else far[tuple(sorted((one // 2, other // 2)))]  # type: ignore[index]
-        for one, other in permutations(range(8), 2)
-    }
-    assert not routed_pairs(took, 8)
-
-
-def test_too_few_latencies_say_nothing():
-    took = latencies(generate("internet2", 9, 1))
-    some = dict(list(took.items())[:50])
+def test_too_few_latencies_and_those_of_zero_say_nothing():
+    some = dict(list(latencies(generate("internet2", 9, 1)).items())[:50])
     assert routed_pairs(some, 9) == frozenset()
     before = frozenset({(0, 8), (8, 0)})
     assert routed_pairs(some, 9, before) == before
-    assert routed_pairs({(0, 1): 0.01, (1, 0): 0.01}, 2) == frozenset()
-    assert routed_pairs({}, 1) == frozenset()
-
-
-def test_latencies_of_zero_are_not_known():
-    assert routed_pairs(dict.fromkeys(permutations(range(9), 2), 0.0), 9) == frozenset()
+    for took, size in (
+        ({(0, 1): 0.01, (1, 0): 0.01}, 2),
+        ({}, 1),
+        (dict.fromkeys(permutations(range(9), 2), 0.0), 9),
+    ):
+        assert routed_pairs(took, size) == frozenset()
 
 
 def test_what_was_found_stays_while_measuring_wavers_and_goes_when_it_is_no_more_so():
@@ -933,14 +930,6 @@ def test_a_latency_that_is_nearly_the_same_is_no_news():
     assert routes.changed_at == 3.0
 
 
-def test_sites_of_several_nodes_in_a_row():
-    # Three sites of three nodes: from the first to the third by way of the second.
-    apart = {0: 0.0002, 1: 0.02, 2: 0.04}
-    took = {(one, other): apart[abs(one // 3 - other // 3)] for one, other in permutations(range(9), 2)}
-    found = routed_pairs(took, 9)
-    assert found == {pair for pair in took if {pair[0] // 3, pair[1] // 3} == {0, 2}}
-
-
 # ----------------------------------------------------------------- by how much a network has largest_change
 
 
@@ -968,19 +957,28 @@ def estimate(*, error=0.03, egress=(), ingress=(), gone=(), **rates):
     )
 
 
-def test_what_is_the_same_has_not_moved():
-    assert largest_change(estimate(), estimate(), 0.1, CHUNK) == (0.0, "")
+LONELY = [(1, 0), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param({}, {}, id="the same"),
+        pytest.param({}, {"l0_1": 9.3 * M}, id="less than the threshold"),
+        pytest.param({"error": 0.2}, {"error": 0.2, "l0_1": 6 * M}, id="less than the errors"),
+        pytest.param({}, {"egress": [(1, 19.5 * M)]}, id="a cap that is no less than the links"),
+        pytest.param({"egress": [(1, 30 * M)]}, {}, id="goes"),
+        pytest.param({"gone": LONELY}, {"gone": LONELY, "egress": [(1, 5 * M)]}, id="a node without links"),
+    ],
+)
+def test_what_is_no_move(before, after):
+    assert largest_change(estimate(**before), estimate(**after), 0.1, CHUNK) == (0.0, "")
 
 
 def test_the_link_that_moved_most_is_named():
     change, text = largest_change(estimate(), estimate(l0_1=8 * M, l1_2=2 * M), 0.1, CHUNK)
     assert change == pytest.approx(math.log(5))
     assert text == "link 1→2 from 10Mbit/s and 20ms to 2Mbit/s and 20ms"
-
-
-def test_what_is_less_than_the_threshold_or_the_errors_is_no_move():
-    assert largest_change(estimate(), estimate(l0_1=9.3 * M), 0.1, CHUNK)[0] == 0.0
-    assert largest_change(estimate(error=0.2), estimate(error=0.2, l0_1=6 * M), 0.1, CHUNK)[0] == 0.0
 
 
 def test_links_come_and_go():
@@ -1000,19 +998,6 @@ def test_a_cap_moves_by_what_it_takes_from_the_links_behind_it(word):
     assert largest_change(capped, free, 0.1, CHUNK) == (change, f"{word} of rank 1 from 5Mbit/s to no limit")
     assert largest_change(capped, estimate(**{word: [(1, 10 * M)]}), 0.1, CHUNK)[0] == pytest.approx(
         math.log(2)
-    )
-
-
-def test_a_cap_that_is_no_less_than_the_links_comes_and_goes_unnoticed():
-    assert largest_change(estimate(), estimate(egress=[(1, 19.5 * M)]), 0.1, CHUNK) == (0.0, "")
-    assert largest_change(estimate(egress=[(1, 30 * M)]), estimate(), 0.1, CHUNK) == (0.0, "")
-
-
-def test_a_node_without_links_has_no_line_that_could_move():
-    lonely = [(1, 0), (1, 2)]
-    assert largest_change(estimate(gone=lonely), estimate(gone=lonely, egress=[(1, 5 * M)]), 0.1, CHUNK) == (
-        0.0,
-        "",
     )
 
 

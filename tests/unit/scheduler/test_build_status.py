@@ -57,18 +57,14 @@ def samples(status):
 def test_while_nodes_come_those_who_are_here_and_who_is_missing_are_seen():
     driven = Driven(3)
     driven.join("n0", 2, site="denver")
+    driven.join("n1")
     status = status_of(driven)
     assert status.phase == "gathering"
     assert [(node.rank, node.host, node.site, node.state) for node in status.nodes] == [
-        (2, "n0", "denver", "joining")
+        (2, "n0", "denver", "joining"),
+        (None, "n1", "", "joining"),
     ]
-    assert "waiting for 2 of 3 nodes" in status.text
-
-
-def test_a_node_that_may_have_any_rank_has_none():
-    driven = Driven(2)
-    driven.join("n0")
-    assert status_of(driven).nodes[0].rank is None
+    assert "waiting for 1 of 3 nodes" in status.text
 
 
 def test_a_node_s_last_report_and_its_pace_are_seen():
@@ -87,25 +83,24 @@ def test_a_node_s_last_report_and_its_pace_are_seen():
     )
 
 
-def test_what_nobody_has_said_is_not_known():
-    node = status_of(running(2)).nodes[0]
-    assert (node.rounds, node.last_round, node.round_s, node.waiting, node.clock_offset_s, node.egress) == (
-        None,
-    ) * 6
-
-
-def test_a_clock_that_is_not_synchronised_is_not_known():
+def test_what_nobody_has_said_and_a_clock_that_is_not_synchronised_are_not_known():
     driven = running(2)
+    node = status_of(driven).nodes[0]
+    assert (node.rounds, node.last_round, node.round_s, node.waiting, node.egress) == (None,) * 5
+    assert (node.clock_offset_s, node.clock_drift) == (None, None)
     driven.say(0, report(clock_error=-1.0, clock_offset=123.0))
     node = status_of(driven).nodes[0]
     assert (node.clock_offset_s, node.clock_drift) == (None, None)
 
 
-def test_what_a_node_waits_for_and_when_it_was_heard_are_seen():
+def test_keys_and_what_a_node_waits_for_and_when_it_was_heard_are_seen():
     driven = running(2)
+    driven.say(0, m.RegisterKeys(keys=(key("w", (10, 20)), key("b", (20,)))))
     driven.say(0, m.Heartbeat(busy="barrier 3"))
     driven.now += 1.5
-    node = status_of(driven).nodes[0]
+    status = status_of(driven)
+    assert (status.keys.count, status.keys.bytes) == (2, 880)
+    node = status.nodes[0]
     assert (node.waits_for, node.heard_s, node.state) == ("barrier 3", 1.5, "running")
 
 
@@ -117,13 +112,6 @@ def test_nodes_that_finish_and_leave_are_seen():
     assert [node.state for node in status.nodes] == ["finished", "left", "running"]
     assert status.phase == "failed"
     assert "out of memory" in status.text
-
-
-def test_keys_are_counted_with_their_bytes():
-    driven = running(2)
-    driven.say(0, m.RegisterKeys(keys=(key("w", (10, 20)), key("b", (20,)))))
-    status = status_of(driven)
-    assert (status.keys.count, status.keys.bytes) == (2, 880)
 
 
 def test_the_policy_is_seen_with_its_trees_and_the_reasons_of_those_before():

@@ -82,17 +82,25 @@ class Scenario:
         return {(link.source, link.target): link.way for link in self.failures.detours()}
 
 
-def test_a_detour_leads_over_links_that_there_are_and_that_work():
+def test_a_detour_leads_over_links_that_there_are_and_that_work_and_of_short_ones_is_the_fastest():
     scenario = Scenario(RING)
     assert scenario.fail(0, 1)
     assert scenario.detours() == {(0, 1): (0, 3, 2, 1)}
-
-
-def test_of_short_detours_the_fastest_is_taken():
-    network = linked(4, [(0, 1), (0, 2), (2, 1), (0, 3), (3, 1)], r02=1e6, r21=1e6)
-    scenario = Scenario(network)
+    scenario = Scenario(linked(4, [(0, 1), (0, 2), (2, 1), (0, 3), (3, 1)], r02=1e6, r21=1e6))
     assert scenario.fail(0, 1)
     assert scenario.detours() == {(0, 1): (0, 3, 1)}
+    chain = Scenario(linked(3, [(0, 1), (1, 2)]))
+    assert not chain.fail(1, 2)
+    assert not chain.failures.failures, "without its only link nobody can go on"
+
+
+def test_no_detour_leads_over_a_rank_that_is_not_in_the_job():
+    scenario = Scenario(MESH)
+    scenario.failures.without(2)
+    assert scenario.fail(0, 1)
+    assert scenario.detours() == {(0, 1): (0, 3, 1)}
+    scenario.failures.with_rank(2)
+    assert scenario.detours()[0, 1] in ((0, 2, 1), (0, 3, 1))
 
 
 def test_every_new_failure_is_kept_clear_of_by_all_detours():
@@ -115,12 +123,6 @@ def test_the_other_direction_is_avoided_only_if_it_can_be_spared():
     assert chain.fail(0, 1) is True
     assert chain.failures.avoided == {(0, 1)}
     assert chain.detours() == {(0, 1): (0, 3, 2, 1)}
-
-
-def test_without_its_only_link_nobody_can_go_on():
-    scenario = Scenario(linked(3, [(0, 1), (1, 2)]))
-    assert not scenario.fail(1, 2)
-    assert not scenario.failures.failures
 
 
 @pytest.mark.parametrize("topology", ["fapt", "mst", "ring", "star", "sharded", "packing", "auto"])
@@ -180,11 +182,16 @@ def test_a_policy_whose_detours_alone_use_the_link_loses_these_at_once():
     assert policy.trees == form_policy(MESH, "star", hub=0).trees
 
 
-def test_an_answer_that_is_outdated_by_the_next_failure_is_asked_for_again():
-    scenario = Scenario()
+def asked(scenario):
     scenario.fail(0, 1)
     request = scenario.check()
     assert isinstance(request, FormationRequest)
+    return request
+
+
+def test_an_answer_that_is_outdated_by_the_next_failure_is_asked_for_again():
+    scenario = Scenario()
+    request = asked(scenario)
     scenario.fail(0, 2)
     assert scenario.failures.formed(form(request), scenario.policy) is None
     scenario.settle()
@@ -193,10 +200,7 @@ def test_an_answer_that_is_outdated_by_the_next_failure_is_asked_for_again():
 
 def test_what_cannot_be_formed_leaves_the_job_with_ways_around():
     scenario = Scenario()
-    scenario.fail(0, 1)
-    request = scenario.check()
-    assert isinstance(request, FormationRequest)
-    nothing = FormationResult(number=request.number, problem="the process that forms policies has ended")
+    nothing = FormationResult(number=asked(scenario).number, problem="the process has ended")
     assert scenario.failures.formed(nothing, scenario.policy) is None
     assert scenario.failures.due() == math.inf
     assert scenario.detours()
@@ -205,33 +209,16 @@ def test_what_cannot_be_formed_leaves_the_job_with_ways_around():
 # ---------------------------------------------------------------------------- jobs that nodes leave and join
 
 
-def test_no_detour_leads_over_a_rank_that_is_not_in_the_job():
-    scenario = Scenario(RING)
-    assert scenario.fail(0, 1)
-    assert scenario.failures.detours()[0].way == (0, 3, 2, 1)
-    meshed = Scenario(MESH)
-    meshed.failures.without(2)
-    assert meshed.fail(0, 1)
-    assert meshed.failures.detours()[0].way == (0, 3, 1)
-    meshed.failures.with_rank(2)
-    assert meshed.failures.detours()[0].way in ((0, 2, 1), (0, 3, 1))
-
-
-def test_a_link_between_the_last_two_ranks_cannot_fail_whoever_was_there_before():
+def test_failed_links_of_a_rank_that_leaves_are_forgotten_and_the_link_of_the_last_two_cannot_fail():
     scenario = Scenario(MESH)
-    for rank in (2, 3):
-        scenario.failures.without(rank)
+    scenario.fail(0, 3)
+    scenario.fail(2, 3)
+    scenario.failures.without(2)
+    assert list(scenario.failures.failures) == [(0, 3)]
+    scenario.failures.without(3)
     assert not scenario.fail(0, 1)
     assert scenario.failures.cut_off((), [(0, 1)]) == (1,)
     assert scenario.failures.cut_off((0,), [(0, 1)]) == (0,)
-
-
-def test_failed_links_of_a_rank_that_leaves_are_forgotten():
-    scenario = Scenario(MESH)
-    scenario.fail(0, 1)
-    scenario.fail(2, 3)
-    scenario.failures.without(1)
-    assert list(scenario.failures.failures) == [(2, 3)]
 
 
 def test_when_the_rank_on_a_detour_leaves_those_it_connected_are_cut_off():

@@ -51,14 +51,6 @@ def test_a_file_is_gone_on_with_behind_its_last_whole_record(tmp_path):
     fourth.close()
 
 
-def test_two_schedulers_cannot_write_one_log(tmp_path):
-    file = StateFile(tmp_path, "job")
-    with pytest.raises(UsageError, match="in use by another scheduler"):
-        StateFile(tmp_path, "job")
-    file.close()
-    StateFile(tmp_path, "job").close()
-
-
 def test_a_log_from_before_the_machine_went_down_is_refused(tmp_path):
     file = StateFile(tmp_path, "alexnet")
     file.write([began(boot="another run")])
@@ -67,10 +59,22 @@ def test_a_log_from_before_the_machine_went_down_is_refused(tmp_path):
         StateFile(tmp_path, "alexnet")
 
 
-def test_a_folder_that_is_none_is_an_error_that_names_the_setting(tmp_path):
+def test_a_disk_without_room_or_a_folder_that_is_none_is_an_error_that_names_the_setting(
+    tmp_path, monkeypatch
+):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="NETSTORM_STATE_DIR="):
         StateFile(tmp_path / "file", "job")
+    full(monkeypatch, 3)
+    with pytest.raises(UsageError, match=r"NETSTORM_STATE_DIR=.*No space left on device"):
+        StateFile(tmp_path, "job")
+
+    def refuse(path, flags):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(state_file, "open_private", refuse)
+    with pytest.raises(UsageError, match=r"NETSTORM_STATE_DIR=.*Read-only file system.*can be written"):
+        StateFile(tmp_path, "job")
 
 
 def full(monkeypatch, room):
@@ -86,12 +90,6 @@ def full(monkeypatch, room):
         return write(file, part)
 
     monkeypatch.setattr(os, "write", write_some)
-
-
-def test_a_disk_that_is_full_at_the_start_is_an_error_that_names_the_setting(tmp_path, monkeypatch):
-    full(monkeypatch, 3)
-    with pytest.raises(UsageError, match=r"NETSTORM_STATE_DIR=.*No space left on device"):
-        StateFile(tmp_path, "job")
 
 
 def test_a_disk_that_becomes_full_ends_the_log_and_not_the_job(tmp_path, monkeypatch, caplog):
@@ -117,15 +115,6 @@ def test_a_disk_that_becomes_read_only_does_not_end_the_job_and_the_log_says_wha
     monkeypatch.setattr(type(file.path), "unlink", unlink)
     file.write(RECORDS)
     assert "which lacks its end: remove it, which failed here (Read-only file system)" in caplog.text
-
-
-def test_a_read_only_folder_is_an_error_that_names_the_setting(tmp_path, monkeypatch):
-    def refuse(path, flags):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(state_file, "open_private", refuse)
-    with pytest.raises(UsageError, match=r"NETSTORM_STATE_DIR=.*Read-only file system.*can be written"):
-        StateFile(tmp_path, "job")
 
 
 def test_the_log_of_another_job_is_refused_and_named(tmp_path):
@@ -219,6 +208,8 @@ def test_of_several_jobs_a_log_in_use_keeps_one_job_out_and_no_other(tmp_path):
         one.start("a", 2)
         other.join("a/0")
         assert "in use by another scheduler" in other.why_refused("a/0")
+        with pytest.raises(UsageError, match="in use by another scheduler"):
+            StateFile(tmp_path, "a")
         other.start("b", 2)
         assert other.phases() == {"b": JobPhase.RUNNING}
 

@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.protocol.messages import THROUGHPUT_PERIOD_S, LinkThroughput, ThroughputReport
@@ -107,7 +107,7 @@ def independent(rates):
     return rates_of
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("pairs", "line"), [(into(1, 2, 3, 4), (INTO, 0)), ([(2, one) for one in (0, 1, 3, 4)], (OUT, 2))]
 )
@@ -117,14 +117,14 @@ def test_links_that_trade_under_a_ceiling_share_a_line(seed, pairs, line):
     assert job.caps[line] == pytest.approx(40 * M, rel=0.03)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_links_that_get_less_in_company_are_contended(seed):
     job = Job(5).carry(30, coming_and_going(random.Random(seed), shared(40 * M, into(1, 2, 3, 4))))
     assert job.lines.contended
     assert job.lines.upper_bound((1, 0)) <= 44 * M
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_links_that_do_the_same_in_any_company_share_nothing(seed):
     chance = random.Random(seed)
     rates = {pair: chance.uniform(5, 20) * M for pair in itertools.permutations(range(5), 2)}
@@ -134,7 +134,7 @@ def test_links_that_do_the_same_in_any_company_share_nothing(seed):
     assert job.lines.upper_bound((1, 0)) == float("inf")
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_links_that_change_share_nothing(seed):
     chance = random.Random(seed)
     job = Job(5)
@@ -145,18 +145,15 @@ def test_links_that_change_share_nothing(seed):
         assert not job.lines.contended
 
 
-def test_what_others_hand_over_slowly_is_no_ceiling():
+def test_what_others_hand_over_slowly_is_no_ceiling_and_a_single_link_shares_nothing():
     """A relay passes on what comes in at a steady rate, now to one child and now to the other."""
-    job = Job(3).carry(40, trading(random.Random(1), 20 * M, [(0, 1), (0, 2)]), eager=())
-    assert job.caps == {}
-    assert not job.lines.contended
-
-
-def test_a_single_link_shares_nothing():
     chance = random.Random(1)
-    job = Job(3).carry(40, lambda: {(0, 1): chance.uniform(10, 20) * M})
-    assert job.caps == {}
-    assert not job.lines.contended
+    for job in (
+        Job(3).carry(40, trading(chance, 20 * M, [(0, 1), (0, 2)]), eager=()),
+        Job(3).carry(40, lambda: {(0, 1): chance.uniform(10, 20) * M}),
+    ):
+        assert job.caps == {}
+        assert not job.lines.contended
 
 
 def test_what_was_seen_a_minute_ago_counts_no_more():
@@ -265,6 +262,7 @@ _REPORT = st.tuples(
 )
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.lists(_REPORT, max_size=40))
 def test_whatever_is_reported_nothing_fails(reports):
     lines, now = AccessLines(4), 0.0
@@ -296,25 +294,24 @@ def noisy(level, sigma, count, seed=0):
 
 def test_the_first_reading_is_the_estimate():
     readings = fed([100.0])
+    assert not Readings()
+    assert readings
     assert readings.value == 100.0
     assert readings.error(0.0) == pytest.approx(0.05)
 
 
-def test_nothing_read_is_false():
-    assert not Readings()
-    assert fed([1.0])
+@pytest.mark.parametrize(
+    ("last", "value"), [([20.0], 100.0), ([20.0, 500.0, 100.0], 100.0), ([20.0, 21.0], 20.5)]
+)
+def test_two_that_agree_are_a_change_that_makes_the_past_forgotten_and_outliers_are_none(last, value):
+    assert fed([*noisy(100.0, 0.05, 10), *last]).value == pytest.approx(value, rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_many_readings_are_better_than_one(seed):
     readings = fed(noisy(100.0, 0.05, 15, seed))
     assert readings.value == pytest.approx(100.0, rel=0.07)
     assert readings.error(14.0) < 0.065
-
-
-def test_one_outlier_is_no_change():
-    readings = fed([*noisy(100.0, 0.05, 10), 20.0])
-    assert readings.value == pytest.approx(100.0, rel=0.05)
 
 
 def test_a_reading_that_may_be_an_outlier_makes_what_was_before_no_newer():
@@ -340,16 +337,6 @@ def test_a_rise_that_is_as_unsure_as_it_is_high_is_none():
     readings.add(11e6, 0.5, 10.0)
     readings.add(11e6, 0.5, 11.0)
     assert readings.value == pytest.approx(5e6, rel=0.05)
-
-
-def test_two_that_agree_are_a_change_and_the_past_is_forgotten():
-    readings = fed([*noisy(100.0, 0.05, 10), 20.0, 21.0])
-    assert readings.value == pytest.approx(20.5, rel=0.03)
-
-
-def test_an_outlier_down_and_one_up_are_no_change():
-    readings = fed([*noisy(100.0, 0.05, 10), 20.0, 500.0, 100.0])
-    assert readings.value == pytest.approx(100.0, rel=0.05)
 
 
 def test_who_says_to_be_exact_and_scatters_is_not_believed():

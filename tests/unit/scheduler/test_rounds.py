@@ -60,18 +60,15 @@ def ask(driven, rank, *rounds, rule="", key=0):
 # ---------------------------------------------------------------------------------------- one rule each
 
 
-def test_beginning_a_round_grants_the_next_one():
-    driven = with_key()
-    assert ask(driven, 0, 0) == (m.Binding(key=0, from_round=0, version=1, granted=1),)
-
-
-def test_asking_twice_gets_the_same_answer():
+def test_beginning_a_round_grants_the_next_one_and_asking_twice_gets_the_same_answer():
     driven = with_key()
     first = ask(driven, 0, 0)
-    assert ask(driven, 0, 0) == first
-    driven.install(star(2, version=2))
+    assert first == (m.Binding(key=0, from_round=0, version=1, granted=1),) == ask(driven, 0, 0)
+    driven.install(star(2, version=7))
     driven.forget()
     assert ask(driven, 0, 0) == first
+    driven.say(0, m.RegisterKeys(keys=(key("late"),)))
+    assert driven.heard(0)[0].bindings == (m.Binding(1, 0, 7, 0),), "a new key begins under that in force"
 
 
 def test_a_new_policy_starts_one_round_after_the_highest_granted():
@@ -92,8 +89,9 @@ def test_keys_move_to_a_new_policy_each_at_its_own_round():
         ask(driven, 0, round, key=0)
     driven.install(star(2, version=2))
     driven.forget()
-    ask(driven, 0, 3, key=0)
-    ask(driven, 0, 0, key=1)
+    driven.say(0, m.TopologyRequest(begun=(begun(0, 3), begun(1, 0))))
+    (answer,) = driven.heard(0)
+    assert {one.key for one in answer.bindings} == {0, 1}, "a batch is answered in one message"
     assert ask(driven, 0, 1, key=1) == (m.Binding(1, 1, 2, 2),)
     assert ask(driven, 0, 4, key=0) == (m.Binding(0, 4, 2, 5),)
 
@@ -106,14 +104,6 @@ def test_a_policy_that_nobody_was_granted_is_skipped():
     assert ask(driven, 0, 0) == (m.Binding(0, 0, 1, 1), m.Binding(0, 1, 3, 1))
 
 
-def test_a_new_key_begins_under_the_policy_in_force():
-    driven = with_key()
-    driven.install(star(2, version=7))
-    driven.forget()
-    driven.say(0, m.RegisterKeys(keys=(key("late"),)))
-    assert driven.heard(0)[0].bindings == (m.Binding(1, 0, 7, 0),)
-
-
 def test_everybody_gets_a_new_policy_before_any_binding_names_it():
     driven = with_key(3)
     policy = star(3, version=2, hub=1)
@@ -123,15 +113,6 @@ def test_everybody_gets_a_new_policy_before_any_binding_names_it():
         new, answer = driven.heard(rank)
         assert new == m.NewPolicy(policy=policy)
         assert answer.bindings[-1].version == 2
-
-
-def test_a_batch_of_rounds_is_answered_in_one_message():
-    driven = with_key()
-    driven.say(0, m.RegisterKeys(keys=(key("b"),)))
-    driven.forget()
-    driven.say(0, m.TopologyRequest(begun=(begun(0, 0), begun(1, 0))))
-    (answer,) = driven.heard(0)
-    assert [one.key for one in answer.bindings] == [0, 1]
 
 
 def test_a_policy_that_is_not_newer_or_does_not_fit_is_a_usage_error():
@@ -175,9 +156,6 @@ def test_a_round_that_all_have_begun_takes_no_memory_nor_do_policies_that_nobody
         consistency.install(2 + round)
         for rank in (0, 1):
             consistency.begun(rank, begun(0, round, "sgd"))
-    (table,) = consistency._tables.values()
-    assert table.open == {}
-    assert len(table.rows) <= 2
     assert len(consistency.versions_in_use()) <= 2
 
 
@@ -311,9 +289,10 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestAnyOrder.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=40)
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(st.integers(0, 2**32), st.integers(1, 8))
 def test_every_rank_sees_one_version_for_each_round_in_whole_jobs_too(seed, ranks):
     """Through the whole machine: random interleavings of ranks that train three keys, and of new policies."""
@@ -364,8 +343,9 @@ def begin(consistency, rank, *rounds):
         assert consistency.begun(rank, begun(0, round)) is None
 
 
-def complete(consistency):
-    return consistency._tables[0].complete
+def complete(consistency, key=0):
+    """Return the last round that nobody has still to begin."""
+    return consistency._tables[key].complete
 
 
 def test_a_rank_that_has_left_is_waited_for_no_more():
@@ -451,7 +431,7 @@ def test_nobody_takes_the_place_of_a_rank_that_leaves_a_group_of_some():
     found.add_key(1, msgspec.structs.replace(some, name="h"))
     for rank in (0, 1):
         found.begun(rank, begun(1, 0))
-    assert found._tables[1].complete == 0
+    assert complete(found, key=1) == 0
 
 
 # ---------------------------------------------------------------------- who may say what of keys and rounds
@@ -615,8 +595,7 @@ def test_what_a_rank_has_reported_that_has_left_is_no_conflict_and_takes_no_memo
     assert "barrier() at rank 2" in str(order.record(1, call("average", number=5)))
     for rank in (1, 2):
         order.without(rank)
-    assert order._seen == {}
-    assert order._characters == 0
+    assert order.record(3, call("values", number=5)) is None
 
 
 def test_a_time_out_names_the_members_that_have_not_reported_the_call() -> None:
@@ -663,23 +642,13 @@ def test_a_time_out_of_ranks_beyond_any_job_costs_nothing() -> None:
 # ----------------------------------------------------------------------------------------------------
 
 
-def test_equal_replicas_are_forgotten_once_all_have_reported():
+def test_a_difference_of_replicas_names_both_ranks_and_equal_ones_are_forgotten_once_all_have_reported():
     check = ReplicaCheck(3)
     assert [check.record(rank, key=7, round=100, digest=1) for rank in (2, 0, 1)] == [None] * 3
-    assert check.record(1, key=7, round=100, digest=5) is None  # a new comparison begins
-
-
-def test_a_difference_names_both_ranks():
-    check = ReplicaCheck(3)
-    check.record(2, key=7, round=100, digest=1)
+    assert check.record(2, key=7, round=100, digest=5) is None  # a new comparison begins
+    assert check.record(2, key=7, round=200, digest=2) is None
+    assert check.record(2, key=8, round=100, digest=3) is None
     assert check.record(0, key=7, round=100, digest=2) == Drift(key=7, round=100, first_rank=2, rank=0)
-
-
-def test_rounds_and_keys_are_compared_apart():
-    check = ReplicaCheck(2)
-    check.record(0, key=7, round=100, digest=1)
-    assert check.record(1, key=7, round=200, digest=2) is None
-    assert check.record(1, key=8, round=100, digest=3) is None
 
 
 def test_memory_is_bounded_when_a_rank_never_reports():

@@ -148,13 +148,29 @@ def test_a_scheduler_that_was_told_the_number_of_nodes_takes_no_other():
     assert several.phases() == {"a": JobPhase.RUNNING}
 
 
-@pytest.mark.parametrize(("size", "allowed"), [(1024, True), (1025, False), (0, False), (2**62, False)])
-def test_nobody_opens_a_job_of_unlimited_size(size, allowed):
+@pytest.mark.parametrize(
+    ("job", "size", "settings", "reason"),
+    [
+        *(("a", size, {}, f"DMLC_NUM_WORKER={size}") for size in (1025, 0, 2**62)),
+        *((name, 1, {}, "NETSTORM_JOB") for name in ("", "a b", "../x", "x" * 65, "ä")),
+        ("a", 2, {"NUM_ROOT_SERVERS": "5"}, "NUM_ROOT_SERVERS=5"),
+        ("a", 2, {"CHUNK_SIZE": "many"}, "CHUNK_SIZE"),
+        ("a", 2, {"NETSTORM_TOPOLOGY": "star"}, "NETSTORM_TOPOLOGY=star at the node"),
+    ],
+)
+def test_nobody_opens_a_job_of_a_size_name_or_settings_that_none_may_have(job, size, settings, reason):
     several = Several()
-    several.join("a/0", 0, size)
-    assert several.phases() == ({"a": JobPhase.GATHERING} if allowed else {})
-    if not allowed:
-        assert f"DMLC_NUM_WORKER={size}" in several.why_refused("a/0")
+    several.join(f"{job}/0", 0, size, **settings)
+    assert reason in several.why_refused(f"{job}/0")
+    assert several.phases() == {}
+
+
+def test_what_the_scheduler_was_not_told_the_first_node_of_each_job_says():
+    several = Several()
+    several.join("large/0", 0, 1024)
+    several.start("a", 2, CHUNK_SIZE="5000")
+    several.start("b", 2, CHUNK_SIZE="7000", NETSTORM_JOB_WEIGHT="3")
+    assert [several.machine.job(name).options.job_wide["CHUNK_SIZE"] for name in "ab"] == ["5000", "7000"]
 
 
 def test_one_job_more_than_there_may_be_is_refused_by_name_and_may_come_once_another_has_ended():
@@ -169,31 +185,6 @@ def test_one_job_more_than_there_may_be_is_refused_by_name_and_may_come_once_ano
     several.say("b/0", m.Leave())
     several.start("d", 1)
     assert several.phases() == {"a": JobPhase.RUNNING, "d": JobPhase.RUNNING}
-
-
-@pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65, "ä"])
-def test_a_job_must_have_a_name_that_settings_allow(name):
-    several = Several()
-    several.join(f"{name}/0", 0, 1)
-    assert "NETSTORM_JOB" in several.why_refused(f"{name}/0")
-
-
-def test_what_the_scheduler_was_not_told_the_first_node_of_each_job_says():
-    several = Several()
-    several.start("a", 2, CHUNK_SIZE="5000")
-    several.start("b", 2, CHUNK_SIZE="7000", NETSTORM_JOB_WEIGHT="3")
-    sizes = {one.options.job: one.options.job_wide["CHUNK_SIZE"] for one in several.machine.jobs}
-    assert sizes == {"a": "5000", "b": "7000"}
-    several.join("c/0", 0, 2, NETSTORM_TOPOLOGY="star")
-    assert "NETSTORM_TOPOLOGY=star at the node" in several.why_refused("c/0")
-
-
-def test_settings_that_contradict_each_other_open_no_job():
-    several = Several()
-    several.join("a/0", 0, 2, NUM_ROOT_SERVERS="5")
-    assert "NUM_ROOT_SERVERS=5" in several.why_refused("a/0")
-    several.join("b/0", 0, 2, CHUNK_SIZE="many")
-    assert "CHUNK_SIZE" in several.why_refused("b/0")
 
 
 def test_a_failing_job_ends_alone_and_the_scheduler_goes_on():
@@ -231,9 +222,11 @@ def test_an_error_of_the_schedulers_own_ends_only_the_job_that_it_happens_to(cap
     assert [one.exit_code for one in several.over] == [1]
 
 
-def test_a_rank_of_a_job_that_has_ended_is_not_known_any_more():
+def test_a_job_that_has_ended_and_one_of_an_unknown_name_are_not_known():
     several = Several()
     several.start("a", 1)
+    with pytest.raises(UsageError, match="no job 'b' is here; there are: 'a'"):
+        several.machine.job("b")
     several.say("a/0", m.Failed(reason="x"))
     several.run(0.5)
     assert several.phases() == {}
@@ -274,13 +267,6 @@ def test_stopped_with_no_job_here_it_ends_well():
     assert several.machine.outcome.exit_code == 0
     several.join("a/0", 0, 1)
     assert "being stopped" in several.why_refused("a/0")
-
-
-def test_there_is_no_job_of_an_unknown_name():
-    several = Several()
-    several.start("a", 1)
-    with pytest.raises(UsageError, match="no job 'b' is here; there are: 'a'"):
-        several.machine.job("b")
 
 
 # --------------------------------------------------------------------------------------- the shares of links

@@ -100,6 +100,18 @@ def test_it_goes_on_while_one_node_comes_and_its_time_always_moves_on():
     )
 
 
+def test_a_scheduler_that_cannot_take_the_job_over_is_told_at_once_why():
+    other = Asking(num_workers=2)
+    other.tick(0.0)
+    other.answer(FIRST, 0, 0.1, elastic=(1, 3))
+    assert "its job has 3 ranks and NETSTORM_ELASTIC=1:3, this scheduler 2 and none" in other.inquiry.error
+    without_secret = Asking()
+    without_secret.tick(0.0)
+    unproven = m.RecoverAnswer(accepted=False, scheduler="old:9091", rank=0, members=MEMBERS, unproven=True)
+    without_secret.inquiry.answered(FIRST, unproven, 0.1)
+    assert "NETSTORM_SCHEDULER_KEY" in without_secret.inquiry.error
+
+
 def test_the_error_says_what_each_peer_that_does_not_answer_does():
     asking = Asking()
     asking.tick(0.0)
@@ -128,13 +140,6 @@ def test_a_peer_of_another_kind_is_an_error_at_once_unless_another_peer_has_answ
     assert asking.inquiry.error == ""
 
 
-def test_settings_that_are_not_the_job_s_are_an_error_that_names_them():
-    asking = Asking(num_workers=2)
-    asking.tick(0.0)
-    asking.answer(FIRST, 0, 0.1, elastic=(1, 3))
-    assert "its job has 3 ranks and NETSTORM_ELASTIC=1:3, this scheduler 2 and none" in asking.inquiry.error
-
-
 def test_a_node_of_a_job_with_a_key_is_asked_once_more_with_a_proof():
     secret = SchedulerSecret(b"s" * 32)
     asking = Asking(secret=secret)
@@ -151,17 +156,6 @@ def test_a_node_of_a_job_with_a_key_is_asked_once_more_with_a_proof():
     assert "--peers n0:4000: it follows only schedulers with the secret of the one before" in (
         asking.inquiry.error
     )
-
-
-def test_a_scheduler_without_a_secret_is_told_at_once_that_it_needs_one():
-    asking = Asking()
-    asking.tick(0.0)
-    asking.inquiry.answered(
-        FIRST,
-        m.RecoverAnswer(accepted=False, scheduler="old:9091", rank=0, members=MEMBERS, unproven=True),
-        0.1,
-    )
-    assert "NETSTORM_SCHEDULER_KEY" in asking.inquiry.error
 
 
 # ----------------------------------------------------------------------------- a job as its nodes report it

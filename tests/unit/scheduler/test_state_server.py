@@ -16,11 +16,13 @@ def times(round: int, step_s: float, exchange_s: float = 0.0, **more: int) -> St
     return StepTimes(round=round, step_s=step_s, exchange_s=exchange_s, **fields)
 
 
-def test_all_are_answered_when_the_last_has_reported():
+def test_all_are_answered_when_the_last_has_reported_and_one_that_reports_again_is_answered_again():
     server = StateServer()
     assert server.report(1, times(0, 1.0), (0, 1, 2), 1.0) == []
-    assert server.report(0, times(0, 4.0), (0, 1, 2), 4.0) == []
+    for now in (4.0, 4.2):
+        assert server.report(0, times(0, 4.0), (0, 1, 2), now) == []
     assert server.report(2, times(0, 2.0), (0, 1, 2), 4.5) == [(0, 0, 1), (1, 0, 4), (2, 0, 2)]
+    assert server.report(1, times(0, 1.0), (0, 1, 2), 5.0) == [(1, 0, 4)]
 
 
 def test_steps_follow_what_nodes_measure_later():
@@ -49,20 +51,6 @@ def test_a_node_that_hears_late_of_the_result_takes_fewer_steps():
     server.report(1, times(0, 4.0), (0, 1), 4.0)
     server.report(0, times(1, 1.0, 2.0), (0, 1), 10.0)
     assert server.report(1, times(1, 4.0, 0.0), (0, 1), 10.0) == [(0, 1, 2), (1, 1, 1)]
-
-
-def test_a_report_that_comes_again_is_answered_again():
-    server = StateServer()
-    server.report(0, times(0, 1.0), (0, 1), 0.0)
-    answers = server.report(1, times(0, 3.0), (0, 1), 0.0)
-    assert server.report(0, times(0, 1.0), (0, 1), 5.0) == [answers[0]]
-
-
-def test_a_report_before_the_answer_may_come_twice_and_counts_once():
-    server = StateServer()
-    assert server.report(0, times(0, 1.0), (0, 1), 0.0) == []
-    assert server.report(0, times(0, 1.0), (0, 1), 1.0) == []
-    assert server.report(1, times(0, 1.0), (0, 1), 1.0) == [(0, 0, 1), (1, 0, 1)]
 
 
 def test_after_a_restart_who_is_a_round_behind_is_answered_at_once():
@@ -157,31 +145,24 @@ def of(*step_s: float, most: int = 100, **more: int) -> dict[int, NodeTimes]:
     return {rank: NodeTimes(step_s=time, most=most, **more) for rank, time in enumerate(step_s)}
 
 
-def test_a_node_four_times_slower_takes_one_step_while_the_others_take_four():
-    assert balanced_steps(of(1.0, 1.0, 1.0, 4.0)) == {0: 4, 1: 4, 2: 4, 3: 1}
+def far(exchange_s):
+    return {2: NodeTimes(step_s=1.0, exchange_s=exchange_s, most=100)}
 
 
-def test_equal_nodes_take_the_fewest_steps():
-    assert balanced_steps(of(2.0, 2.0, least=3)) == {0: 3, 1: 3}
-
-
-def test_measured_times_that_scatter_a_little_cost_no_step():
-    assert balanced_steps(of(1.02, 0.99, 4.0)) == {0: 4, 1: 4, 2: 1}
-    assert balanced_steps(of(1.0, 1.05)) == {0: 1, 1: 1}
-
-
-def test_a_node_that_needs_longer_to_communicate_takes_fewer_steps():
-    far = NodeTimes(step_s=1.0, exchange_s=2.0, most=100)
-    assert balanced_steps(of(1.0, 4.0) | {2: far}) == {0: 4, 1: 1, 2: 2}
-
-
-def test_the_slowest_to_communicate_may_be_whom_the_others_wait_for():
-    far = NodeTimes(step_s=1.0, exchange_s=9.0, most=100)
-    assert balanced_steps(of(1.0, 5.0) | {2: far}) == {0: 10, 1: 2, 2: 1}
-
-
-def test_nobody_takes_more_than_its_most():
-    assert balanced_steps(of(0.001, 10.0, most=50)) == {0: 50, 1: 1}
+@pytest.mark.parametrize(
+    ("nodes", "steps"),
+    [
+        pytest.param(of(1.0, 1.0, 1.0, 4.0), [4, 4, 4, 1], id="one is four times slower"),
+        pytest.param(of(2.0, 2.0, least=3), [3, 3], id="equal nodes take the fewest"),
+        pytest.param(of(1.02, 0.99, 4.0), [4, 4, 1], id="times that scatter a little cost no step"),
+        pytest.param(of(1.0, 1.05), [1, 1], id="nor do these"),
+        pytest.param(of(1.0, 4.0) | far(2.0), [4, 1, 2], id="one needs longer to communicate"),
+        pytest.param(of(1.0, 5.0) | far(9.0), [10, 2, 1], id="and the others wait for it"),
+        pytest.param(of(0.001, 10.0, most=50), [50, 1], id="nobody takes more than its most"),
+    ],
+)
+def test_steps_let_all_nodes_be_ready_at_once(nodes, steps):
+    assert balanced_steps(nodes) == dict(enumerate(steps))
 
 
 @given(NODES)
