@@ -88,14 +88,16 @@ def test_an_epoch_lowers_the_loss_and_the_same_seed_gives_the_same_weights(
     example: str, tmp_path: Path
 ) -> None:
     report = tmp_path / "report.json"
-    saved = [tmp_path / f"{run}.npz" for run in range(3)]
+    saved = [tmp_path / f"{run}.npz" for run in range(2)]
     results = [
         trained(
-            *(example, "--epochs", epochs, "--seed", seed),
-            *("--digest", "--save", path, "--json", report.with_name(f"report{seed}.json")),
+            *(example, "--epochs", 2, "--seed", 5),
+            *("--digest", "--save", path, "--json", report.with_name("report5.json")),
         )
-        for seed, epochs, path in zip((5, 5, 6), (2, 2, 1), saved, strict=True)
+        for path in saved
     ]
+    if example == "gluon_digits.py":
+        results.append(trained(example, "--epochs", 2, "--seed", 6, "--digest"))
     found = json.loads(report.with_name("report5.json").read_text())
     first, second = found["epochs"]
     assert second["loss"] < first["loss"] < 2.5
@@ -104,40 +106,39 @@ def test_an_epoch_lowers_the_loss_and_the_same_seed_gives_the_same_weights(
     assert (found["rank"], found["ranks"]) == (0, 1)
     *epochs, digest = results[0].stdout.splitlines()
     assert [line.split()[:2] for line in epochs] == [["epoch", "1/2"], ["epoch", "2/2"]]
-    prints = [digest, *(result.stdout.splitlines()[-1] for result in results[1:])]
-    assert prints[0].startswith("rank 0: weights sha256 ")
-    assert prints[0] == prints[1] != prints[2]
+    assert digest.startswith("rank 0: weights sha256 ")
+    again, *others = (result.stdout.splitlines()[-1] for result in results[1:])
+    assert again == digest not in others
     with np.load(saved[0]) as one, np.load(saved[1]) as two:
         assert len(one.files) == 8  # four layers with weight and bias
         assert all(one[name].tobytes() == two[name].tobytes() for name in one.files)
 
 
-@pytest.mark.parametrize(
-    ("example", "arguments"),
-    [
-        ("gluon_digits.py", ("--optimizer", "adam", "--hybridize", "--update-on-kvstore", "no")),
-        ("module_digits.py", ("--optimizer", "nag", "--update-on-kvstore", "yes")),
-        ("gluon_digits.py", ("--model", "mobilenet", "--image-size", "32", "--batch-size", "64")),
-    ],
-)
-def test_other_optimisers_and_models_train(example: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    trained(example, "--epochs", 1, "--json", report, *arguments)
-    [epoch] = json.loads(report.read_text())["epochs"]
-    assert 0 < epoch["loss"] < 10
-
-
-def test_local_copies_of_mnist_and_cifar10_train(tmp_path: Path) -> None:
+def test_other_optimisers_and_models_and_local_copies_of_mnist_and_cifar10_train(tmp_path: Path) -> None:
     mnist_folder(tmp_path / "mnist", ending=".gz")
     cifar_folder(tmp_path / "cifar")
-    for example, dataset, folder in (
-        ("gluon_digits.py", "mnist", "mnist"),
-        ("module_digits.py", "fashion-mnist", "mnist"),
-        ("gluon_digits.py", "cifar10", "cifar"),
-    ):
-        trained(
-            example, "--dataset", dataset, "--data-dir", tmp_path / folder, "--epochs", 1, "--batch-size", 8
-        )
+    copies = ("--batch-size", "8", "--data-dir")
+    commands: list[tuple[str, ...]] = [
+        ("gluon_digits.py", "--optimizer", "adam", "--hybridize", "--update-on-kvstore", "no"),
+        ("module_digits.py", "--optimizer", "nag", "--update-on-kvstore", "yes"),
+        ("gluon_digits.py", "--model", "mobilenet", "--image-size", "32", "--batch-size", "64"),
+        ("gluon_digits.py", "--dataset", "mnist", *copies, str(tmp_path / "mnist")),
+        ("module_digits.py", "--dataset", "fashion-mnist", *copies, str(tmp_path / "mnist")),
+        ("gluon_digits.py", "--dataset", "cifar10", *copies, str(tmp_path / "cifar")),
+    ]
+    reports = [tmp_path / f"{number}.json" for number in range(len(commands))]
+    more = ("--kv-store", "local", "--epochs", "1", "--json")
+    ended = run_all(
+        [
+            (EXAMPLES / example, *more, report, *arguments)
+            for (example, *arguments), report in zip(commands, reports, strict=True)
+        ],
+        {},
+    )
+    assert [(end.code, end.err) for end in ended if end.code] == []
+    for report in reports:
+        [epoch] = json.loads(report.read_text())["epochs"]
+        assert 0 < epoch["loss"] < 10
 
 
 @pytest.mark.parametrize(

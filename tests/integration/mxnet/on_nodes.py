@@ -4,8 +4,8 @@
     def test_all_contributions_are_added(kv): ...
 
 runs `test_all_contributions_are_added` on every node of the module's job, one test after the other, each with
-a store of its own. A test passes if it passes on every node. One that fails or hangs ends the job, and those
-after it say so.
+a store of its own. A test passes if it passes on every node; the last one, if the job also ends well and says
+nothing. One that fails or hangs ends the job, and those after it say so.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ import functools
 import hashlib
 import importlib
 import inspect
+import secrets
+import shutil
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -39,6 +44,7 @@ LONGEST_S = 150
 _EXPECTED = (
     "reads values in its update",  # a word on LARS and LBSGD, which one test uses
     "] ../src/",  # MXNet's own log
+    "Accumulating with float16",  # MXNet's advice on multi-precision
 )
 
 
@@ -50,15 +56,16 @@ class JobReport:
     """Tests in the order in which they ran."""
     ended: list[Ended]
 
-    def check_end(self) -> None:
-        """Fail unless all nodes have ended well and without a word on standard error."""
+    def _check_end(self) -> None:
         for rank, end in enumerate(self.ended):
             unexpected = [line for line in end.error_lines if not any(text in line for text in _EXPECTED)]
             assert (end.code, unexpected) == (0, []), f"rank {rank}: exit code {end.code}, {unexpected}"
 
     def check(self, name: str) -> None:
-        """Fail unless the test has passed on all nodes."""
+        """Fail unless the test has passed on all nodes, which have ended well if it is the last one."""
         if all(name in _passed(end) for end in self.ended):
+            if name == self.names[-1]:
+                self._check_end()
             return
         first = next(name for name in self.names if any(name not in _passed(end) for end in self.ended))
         missing = [rank for rank, end in enumerate(self.ended) if first not in _passed(end)]
@@ -145,6 +152,24 @@ def everywhere(kv: Any, value: float) -> list[float]:
     store.init("value", found)
     store.pushpull("value", mine, out=found)
     return [float(number) for number in found.asnumpy()]
+
+
+@contextmanager
+def shared_folder(kv: Any) -> Iterator[Path]:
+    """On a node: a new folder of all ranks, which is removed when all have done what is in the block."""
+    number = int(everywhere(kv, float(secrets.randbits(40)) if kv.rank == 0 else 0.0)[0])
+    folder = Path(tempfile.gettempdir()) / f"netstorm-test-{number}"
+    folder.mkdir(exist_ok=True)
+    yield folder
+    kv._barrier()
+    if kv.rank == 0:
+        shutil.rmtree(folder)
+
+
+def settled(kv: Any) -> None:
+    """On a node: wait until all that any rank has pushed has been applied."""
+    mx.nd.waitall()
+    kv._barrier()
 
 
 def same_everywhere(kv: Any, *arrays: Any) -> bool:

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.integration.jobs import PYTHONPATH, Job, run_job
+from tests.integration.forking import ForkedProcess
+from tests.integration.jobs import PYTHONPATH, Ended, Job, run_job
 
 RUN = ("-m", "netstorm.run")
 
@@ -41,18 +40,6 @@ print(__name__, NAME, len(sys.argv), sys.argv[0] == __file__, stores[0].num_work
 """
 
 
-def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *RUN, *arguments],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_an_unedited_script_trains_under_all_names_of_mxnets_distributed_stores(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("NAME = 'imported from beside the script'")
     for end in run_job(tmp_path, 2, UNEDITED, module=RUN, NETSTORM_LOG="error"):
@@ -62,90 +49,54 @@ def test_an_unedited_script_trains_under_all_names_of_mxnets_distributed_stores(
         assert last == "__main__ imported from beside the script 1 True 2"
 
 
-def test_a_module_runs_as_under_pythons_own_m(tmp_path: Path) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "train.py").write_text(
-        "import sys, mxnet as mx\n"
-        "kv = mx.kv.create('dist_sync')\n"
-        "print(__name__, __package__, sys.argv[0] == __file__, len(sys.argv), kv.type, kv.num_workers)\n"
-    )
-    with Job(tmp_path, 1) as job:
-        path = f"{PYTHONPATH}{os.pathsep}{tmp_path}"
-        job.start(
-            0, "its path is the module's argument", module=(*RUN, "-m", "package.train"), PYTHONPATH=path
-        )
-        end = job.end(0)
-    assert (end.code, end.err) == (0, "")
-    assert end.out == "__main__ package True 2 dist_sync_netstorm 1\n"
-
-
-def test_an_exception_is_shown_as_the_scripts_own_and_reaches_the_others(tmp_path: Path) -> None:
-    script = """
-import mxnet as mx
-kv = mx.kv.create("dist_sync")
-def fail():
-    raise RuntimeError("disk full")
-if kv.rank == 0:
-    fail()
-kv._barrier()
-"""
-    guilty, other = run_job(tmp_path, 2, script, module=RUN, NETSTORM_LOG="error")
-    assert guilty.code == other.code == 1
-    lines = guilty.error_lines
-    assert lines[0] == "Traceback (most recent call last):"
-    assert lines[1].endswith('script0.py", line 7, in <module>')
-    assert lines[-1] == "RuntimeError: disk full"
-    assert "runpy" not in guilty.err + other.err
-    assert "netstorm.errors.NodeFailed: rank 0 (127.0.0.1:" in other.err
-    assert "failed: RuntimeError: disk full" in other.err
-
-
-def test_the_frameworks_objects_are_left_out_of_collections_and_an_exit_code_is_the_scripts(
+def test_a_module_runs_as_under_pythons_own_m_and_the_scheduler_of_an_old_launcher_is_ours(
     tmp_path: Path,
 ) -> None:
-    script = """
-import gc, sys
-import mxnet as mx
-print(gc.get_freeze_count() > 50_000)
-mx.kv.create("dist_sync")
-sys.exit(3)
-"""
-    (end,) = run_job(tmp_path, 1, script, module=RUN)
-    assert (end.code, end.out, end.err) == (3, "True\n", "")
-
-
-def test_a_server_of_an_old_launcher_has_nothing_to_do_and_prints_that() -> None:
-    end = run("train.py", DMLC_ROLE="server")
-    assert (end.returncode, end.stderr) == (0, "")
-    assert end.stdout.startswith("netstorm: DMLC_ROLE=server has nothing to do")
-
-
-def test_a_scheduler_of_an_old_launcher_is_ours(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = str(unused.getsockname()[1])
-    script = tmp_path / "train.py"
-    script.write_text("import mxnet as mx; print(mx.kv.create('dist_sync').num_workers)")
-    shared = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": port, "DMLC_NUM_WORKER": "1"}
-    command = [sys.executable, *RUN, str(script)]
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **shared, "DMLC_NUM_SERVER": "2"}
-    scheduler = subprocess.Popen(
-        command, env={**environment, "DMLC_ROLE": "scheduler"}, stdout=subprocess.PIPE, text=True
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(
+        "import gc, sys, mxnet as mx\n"
+        "kv = mx.kv.create('dist_sync')\n"
+        "print(__name__, __package__, sys.argv[0] == __file__, sys.argv[1:], kv.type, kv.num_workers)\n"
+        "assert gc.get_freeze_count() > 50_000  # the framework's objects are left out of collections\n"
     )
+    shared = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": port, "DMLC_NUM_WORKER": "1"}
+    path = f"{PYTHONPATH}{os.pathsep}{tmp_path}"
+    processes = {
+        role: subprocess.Popen(
+            [sys.executable, *RUN, "-m", "package.train", "argument"],
+            env={**os.environ, "PYTHONPATH": path, **shared, "DMLC_NUM_SERVER": "2", "DMLC_ROLE": role},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for role in ("scheduler", "worker")
+    }
     try:
-        node = run(str(script), **shared, DMLC_ROLE="worker", DMLC_NUM_SERVER="2")
-        output, _ = scheduler.communicate(timeout=30)
+        said = {role: process.communicate(timeout=90) for role, process in processes.items()}
     finally:
-        scheduler.kill()
-        scheduler.wait()
-    assert (node.returncode, node.stdout) == (0, "1\n")
-    assert scheduler.returncode == 0
-    assert "has ended well: 1 nodes" in output
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes.values()] == [0, 0], said
+    assert said["worker"] == ("__main__ package True ['argument'] dist_sync_netstorm 1\n", "")
+    assert "has ended well: 1 nodes" in said["scheduler"][0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "variables", "text"),
-    [
+def test_what_cannot_be_run_is_an_error_of_one_line_and_help_describes_the_command(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text("import runpy; runpy.run_module('netstorm.run', run_name='__main__', alter_sys=True)")
+
+    def ended(arguments: list[str], variables: dict[str, str]) -> Ended:
+        files = {name: str(tmp_path / name) for name in ("out", "err")}
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **variables}
+        assert Job.forker is not None
+        process = ForkedProcess(Job.forker, words=[str(script), *arguments], environment=environment, **files)
+        return Ended(process.wait(), *(Path(file).read_text() for file in files.values()))
+
+    wrong: list[tuple[list[str], dict[str, str], str]] = [
         ([], {}, "usage: python -m netstorm.run"),
         (["-m"], {}, "netstorm: -m needs the name of a module"),
         (["nowhere.py"], {}, "netstorm: no script 'nowhere.py'"),
@@ -156,26 +107,23 @@ def test_a_scheduler_of_an_old_launcher_is_ours(tmp_path: Path) -> None:
             {"DMLC_ROLE": "scheduler", "NETSTORM_NETWORK": "/nowhere.yaml"},
             "netstorm: /nowhere.yaml",
         ),
-    ],
-    ids=["nothing", "no module", "no script", "wrong setting", "wrong role", "no network file"],
-)
-def test_what_cannot_be_run_is_an_error_of_one_line(
-    arguments: list[str], variables: dict[str, str], text: str
+    ]
+    for arguments, variables, text in wrong:
+        end = ended(arguments, variables)
+        assert (end.code, end.out) == (2, "")
+        assert end.err.startswith(text)
+        assert end.err.count("\n") == 1
+    end = ended(["--help"], {})
+    assert (end.code, end.err) == (0, "")
+    assert "run an unedited MXNet or PyTorch script" in end.out
+    end = ended(["train.py"], {"DMLC_ROLE": "server"})  # of an old launcher
+    assert (end.code, end.err) == (0, "")
+    assert end.out.startswith("netstorm: DMLC_ROLE=server has nothing to do")
+
+
+def test_under_the_naive_engine_a_script_trains_and_its_exception_is_shown_and_reaches_the_others(
+    tmp_path: Path,
 ) -> None:
-    end = run(*arguments, **variables)
-    assert end.returncode == 2
-    assert end.stderr.startswith(text)
-    assert end.stderr.count("\n") == 1
-    assert end.stdout == ""
-
-
-def test_help_describes_the_command() -> None:
-    end = run("--help")
-    assert (end.returncode, end.stderr) == (0, "")
-    assert "run an unedited MXNet or PyTorch script" in end.stdout
-
-
-def test_under_the_naive_engine_a_script_trains_too_and_prints_what_it_gives_up(tmp_path: Path) -> None:
     script = """
 import mxnet as mx
 kv = mx.kv.create("dist_sync")
@@ -186,14 +134,22 @@ for _ in range(3):
     kv.pushpull(["a", "b"], [mx.nd.ones((30_000,)), mx.nd.ones((5,))], out=outs)
 print([float(out[0].asscalar()) for out in outs])
 kv._barrier()
+def fail():
+    raise RuntimeError("disk full")
 if kv.rank == 0:
-    raise ValueError("no more")
+    fail()
 kv.push("a", outs[0])
+kv._barrier()
 """
     guilty, other = run_job(tmp_path, 2, script, module=RUN, MXNET_ENGINE_TYPE="NaiveEngine")
     for end in (guilty, other):
         assert end.out == "[-3.0, -3.0]\n", end.text
         assert "MXNET_ENGINE_TYPE=NaiveEngine: nothing overlaps with the network" in end.err
         assert end.code == 1
+        assert "runpy" not in end.err
+    lines = guilty.error_lines
+    first = lines.index("Traceback (most recent call last):")
+    assert lines[first + 1].endswith('script0.py", line 14, in <module>')
+    assert lines[-1] == "RuntimeError: disk full"
     assert "netstorm.errors.NodeFailed: rank 0 (127.0.0.1:" in other.err
-    assert "failed: ValueError: no more" in other.err
+    assert "failed: RuntimeError: disk full" in other.err

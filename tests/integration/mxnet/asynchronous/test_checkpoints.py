@@ -5,7 +5,6 @@ Ranks push in turn, so that there is one order of updates, and an optimiser of t
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ import pytest
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from tests.integration.jobs import Job
-from tests.integration.mxnet.checkpoint.test_store_on_nodes import folder_of
-from tests.integration.mxnet.on_nodes import NODES, on_nodes
+from tests.integration.mxnet.on_nodes import NODES, on_nodes, settled, shared_folder
 
 STORE = "dist_async_netstorm"
 
@@ -42,8 +40,7 @@ def push_in_turn(kv: Any, first: int, steps: int) -> None:
         if step % kv.num_workers == kv.rank:
             for key in ("small", "large"):
                 kv.push(key, gradient(key, step))
-        mx.nd.waitall()
-        kv._barrier()
+        settled(kv)
 
 
 def pulled(kv: Any) -> dict[str, Any]:
@@ -71,48 +68,40 @@ def check(kv: Any, steps: int) -> None:
 
 @on_nodes
 def test_a_checkpoint_has_the_owners_values_and_states_for_either_kind_of_store(kv: Any) -> None:
-    folder = folder_of(kv)
-    begin(kv)
-    push_in_turn(kv, 0, 4)
-    for _ in range(2):  # whoever asks first
-        assert set(kv._collect_states(kv._owner)._states) == {"small", "large"}
-    kv.save_checkpoint(folder, extra={"step": 4}).wait(60)
-    kv._barrier()
-    after, synchronous = mx.kv.create(STORE), mx.kv.create("dist_sync_netstorm")
-    for store in (after, synchronous):
-        loaded = store.load_checkpoint(folder)
-        assert (loaded.extra, loaded.world_size) == ({"step": 4}, NODES)
-        begin(store)
-        check(store, 4)
-    push_in_turn(kv, 4, 3)
-    push_in_turn(after, 4, 3)
-    for step in range(4, 7):
-        for key in ("small", "large"):
-            synchronous.push(key, gradient(key, step) if kv.rank == 0 else mx.nd.zeros(SHAPES[key]))
-    for store in (kv, after, synchronous):
-        check(store, 7)
-    kv._barrier()
-    if kv.rank == 0:
-        shutil.rmtree(folder)
+    with shared_folder(kv) as folder:
+        begin(kv)
+        push_in_turn(kv, 0, 4)
+        kv.save_checkpoint(folder, extra={"step": 4}).wait(60)
+        kv._barrier()
+        after, synchronous = mx.kv.create(STORE), mx.kv.create("dist_sync_netstorm")
+        for store in (after, synchronous):
+            loaded = store.load_checkpoint(folder)
+            assert (loaded.extra, loaded.world_size) == ({"step": 4}, NODES)
+            begin(store)
+            check(store, 4)
+        push_in_turn(kv, 4, 3)
+        push_in_turn(after, 4, 3)
+        for step in range(4, 7):
+            for key in ("small", "large"):
+                synchronous.push(key, gradient(key, step) if kv.rank == 0 else mx.nd.zeros(SHAPES[key]))
+        for store in (kv, after, synchronous):
+            check(store, 7)
 
 
 @on_nodes
 def test_a_checkpoint_of_a_synchronous_store_is_loaded_by_an_asynchronous_one(kv: Any) -> None:
-    folder = folder_of(kv)
-    synchronous = mx.kv.create("dist_sync_netstorm")
-    begin(synchronous)
-    for step in range(2):
-        for key in ("small", "large"):
-            synchronous.push(key, gradient(key, step) if kv.rank == 0 else mx.nd.zeros(SHAPES[key]))
-    synchronous.save_checkpoint(folder).wait(60)
-    kv._barrier()
-    kv.load_checkpoint(folder)
-    begin(kv)
-    push_in_turn(kv, 2, 3)
-    check(kv, 5)
-    kv._barrier()
-    if kv.rank == 0:
-        shutil.rmtree(folder)
+    with shared_folder(kv) as folder:
+        synchronous = mx.kv.create("dist_sync_netstorm")
+        begin(synchronous)
+        for step in range(2):
+            for key in ("small", "large"):
+                synchronous.push(key, gradient(key, step) if kv.rank == 0 else mx.nd.zeros(SHAPES[key]))
+        synchronous.save_checkpoint(folder).wait(60)
+        kv._barrier()
+        kv.load_checkpoint(folder)
+        begin(kv)
+        push_in_turn(kv, 2, 3)
+        check(kv, 5)
 
 
 def momentum() -> Any:
@@ -121,63 +110,57 @@ def momentum() -> Any:
 
 @on_nodes
 def test_rows_and_their_states_are_in_a_checkpoint(kv: Any) -> None:
-    folder, other = folder_of(kv), mx.kv.create(STORE)
-    rows = mx.nd.sparse.row_sparse_array((mx.nd.ones((2, 40)), [kv.rank, 700]), shape=(900, 40))
-    for store in (kv, other):
-        if store is other:
-            kv.save_checkpoint(folder).wait(60)
-            kv._barrier()
-            store.load_checkpoint(folder)
-        store.set_optimizer(momentum())
-        store.init("rows", mx.nd.ones((900, 40)).tostype("row_sparse"))
-        if store is kv:
+    other = mx.kv.create(STORE)
+    with shared_folder(kv) as folder:
+        rows = mx.nd.sparse.row_sparse_array((mx.nd.ones((2, 40)), [kv.rank, 700]), shape=(900, 40))
+        for store in (kv, other):
+            if store is other:
+                kv.save_checkpoint(folder).wait(60)
+                kv._barrier()
+                store.load_checkpoint(folder)
+            store.set_optimizer(momentum())
+            store.init("rows", mx.nd.ones((900, 40)).tostype("row_sparse"))
+            if store is kv:
+                store.push("rows", rows)
+        for store in (kv, other):
+            found = mx.nd.zeros((900, 40)).tostype("row_sparse")
+            store.pull("rows", out=found, ignore_sparse=False)
+            assert found.asnumpy()[[0, 1, 2, 3, 700], 3].tolist() == [0.5, 0.5, 0.5, 1.0, -1.125]
+            store._barrier()
             store.push("rows", rows)
-    for store in (kv, other):
-        found = mx.nd.zeros((900, 40)).tostype("row_sparse")
-        store.pull("rows", out=found, ignore_sparse=False)
-        assert found.asnumpy()[[0, 1, 2, 3, 700], 3].tolist() == [0.5, 0.5, 0.5, 1.0, -1.125]
-        store._barrier()
-        store.push("rows", rows)
-        mx.nd.waitall()
-        store._barrier()
-        store.pull("rows", out=found, ignore_sparse=False)
-        assert found.asnumpy()[[3, 700], 3].tolist() == [1.0, -4.015625]
-    kv._barrier()
-    if kv.rank == 0:
-        shutil.rmtree(folder)
+            settled(store)
+            store.pull("rows", out=found, ignore_sparse=False)
+            assert found.asnumpy()[[3, 700], 3].tolist() == [1.0, -4.015625]
 
 
 @on_nodes
 def test_what_compression_has_kept_is_in_a_checkpoint(kv: Any) -> None:
-    folder, other = folder_of(kv), mx.kv.create(STORE)
-    for store in (kv, other):
-        store.set_gradient_compression({"type": "2bit", "threshold": 2.0})
-        if store is other:
-            kv.save_checkpoint(folder).wait(60)
-            kv._barrier()
-            store.load_checkpoint(folder)
-        store.set_optimizer(momentum())
-        store.init("k", mx.nd.zeros((30, 7)))
-        if store is kv:
-            store.push("k", mx.nd.full((30, 7), 1.5))  # too little to be sent
-    for store in (kv, other):
-        store.push("k", mx.nd.full((30, 7), 0.5))  # with the rest of before 2
-        mx.nd.waitall()
-        store._barrier()
-        found = mx.nd.ones((30, 7))
-        store.pull("k", out=found)
-        assert (found.asnumpy() == -4.25).all()
-    kv._barrier()
-    if kv.rank == 0:
-        shutil.rmtree(folder)
+    other = mx.kv.create(STORE)
+    with shared_folder(kv) as folder:
+        for store in (kv, other):
+            store.set_gradient_compression({"type": "2bit", "threshold": 2.0})
+            if store is other:
+                kv.save_checkpoint(folder).wait(60)
+                kv._barrier()
+                store.load_checkpoint(folder)
+            store.set_optimizer(momentum())
+            store.init("k", mx.nd.zeros((30, 7)))
+            if store is kv:
+                store.push("k", mx.nd.full((30, 7), 1.5))  # too little to be sent
+        for store in (kv, other):
+            store.push("k", mx.nd.full((30, 7), 0.5))  # with the rest of before 2
+            settled(store)
+            found = mx.nd.ones((30, 7))
+            store.pull("k", out=found)
+            assert (found.asnumpy() == -4.25).all()
 
 
 @on_nodes
 def test_a_checkpoint_is_loaded_before_owners_have_values(kv: Any) -> None:
-    folder = folder_of(kv)
-    begin(kv)
-    with pytest.raises(UsageError, match="load before set_optimizer"):
-        kv.load_checkpoint(folder)
+    with shared_folder(kv) as folder:
+        begin(kv)
+        with pytest.raises(UsageError, match="load before set_optimizer"):
+            kv.load_checkpoint(folder)
 
 
 SCRIPT = """

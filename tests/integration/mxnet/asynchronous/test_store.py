@@ -5,8 +5,9 @@ Gradients are small integers and learning rates powers of two, so that sums are 
 
 from __future__ import annotations
 
-import os
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
-from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, report_of, same_everywhere
+from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, same_everywhere, settled
 
 STORE = "dist_async_netstorm"
 
@@ -36,14 +37,8 @@ def descent(**more: Any) -> Any:
 
 
 @on_nodes
-def test_it_says_what_trainer_and_module_look_for(kv: Any) -> None:
-    assert kv.type == "dist_async_netstorm"
-    assert "_sync" not in kv.type  # Module would multiply the batch size
-    assert (kv.num_workers, kv.rank) == (NODES, int(os.environ["NETSTORM_RANK"]))
-
-
-@on_nodes
 def test_a_push_without_an_optimizer_is_refused_and_a_pull_gives_the_initial_value(kv: Any) -> None:
+    assert kv.type == "dist_async_netstorm"  # without "_sync": Module would multiply the batch size
     kv.init("k", ones(3, times=kv.rank + 7))
     for refused in (lambda: kv.push("k", ones(3)), lambda: kv.pushpull("k", ones(3))):
         with pytest.raises(UsageError, match="set_optimizer"):
@@ -63,8 +58,7 @@ def test_a_pull_has_all_own_pushes_in_it_and_after_a_barrier_everybodys(kv: Any)
             mine, everybodys = step * (kv.rank + 1), steps * EVERYBODY
             assert (value <= 64 - mine).all()
             assert (value >= 64 - everybodys - 0).all()
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     for key, shape in (("large", (123, 457)), ("small", (3,))):
         assert (pulled(kv, key, *shape) == 64 - steps * EVERYBODY).all()
 
@@ -117,8 +111,7 @@ def test_momentum_and_counts_are_of_each_block_and_a_scheduler_counts_everybodys
         updater("k", gradient, expected)
         if kv.rank == 1:
             kv.push("k", gradient)
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     assert np.allclose(pulled(kv, "k", *shape), expected.asnumpy(), rtol=1e-6, atol=1e-6)
 
 
@@ -132,8 +125,7 @@ def test_a_rule_that_takes_norms_gets_whole_tensors(kv: Any) -> None:
     mx.optimizer.get_updater(mx.optimizer.LAMB(learning_rate=0.25))("k", gradient, expected)
     if kv.rank == 2:
         kv.push("k", gradient)
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     assert np.allclose(pulled(kv, "k", *shape), expected.asnumpy(), rtol=1e-6, atol=1e-6)
 
 
@@ -150,8 +142,7 @@ def test_a_users_own_updater_works_on_a_thread_that_is_not_the_scripts(kv: Any) 
     kv._set_updater(updater)
     kv.init("k", ones(4))
     kv.push("k", ones(4))
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     assert (pulled(kv, "k", 4) == 1 + 2 * NODES).all()
     assert threads <= {"netstorm-owner"}
     assert sum(everywhere(kv, len(threads))) == 1  # one key has one owner
@@ -163,8 +154,7 @@ def test_other_types_are_updated_as_well_and_scalars_and_empty_arrays_do_no_harm
     for dtype in ("float64", "float16"):
         kv.init(dtype, ones(7, times=50, dtype=dtype))
         kv.push(dtype, ones(7, times=2, dtype=dtype))
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     for dtype in ("float64", "float16"):
         value = pulled(kv, dtype, 7, dtype=dtype)
         assert value.dtype == dtype
@@ -175,8 +165,7 @@ def test_other_types_are_updated_as_well_and_scalars_and_empty_arrays_do_no_harm
         kv.pull("empty", out=mx.nd.zeros((0, 3)))
         kv.init("scalar", mx.nd.ones(()))
         kv.push("scalar", mx.nd.ones(()))
-        mx.nd.waitall()
-        kv._barrier()
+        settled(kv)
         out = mx.nd.zeros(())
         kv.pull("scalar", out=out)
         assert float(out.asnumpy()) == 1 - NODES
@@ -189,8 +178,7 @@ def test_another_optimizer_begins_where_the_first_one_ended(kv: Any) -> None:
     kv.push("k", ones(4))
     kv.set_optimizer(mx.optimizer.NAG(learning_rate=2.0))
     kv.push("k", ones(4))
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     assert (pulled(kv, "k", 4) == 20 - NODES - 2 * NODES).all()
     with pytest.raises(UsageError, match="whole tensors"):
         kv.set_optimizer(mx.optimizer.LAMB())
@@ -201,11 +189,9 @@ def test_staleness_is_in_the_statistics(kv: Any) -> None:
     kv.set_optimizer(descent(learning_rate=1.0))
     kv.init("k", ones(4, times=20))
     before = kv.statistics()
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     kv.push("k", ones(4))  # on the initial value: each but the first to be applied is behind
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     now = kv.statistics()
     behind = now["staleness_total"] - before.get("staleness_total", 0)
     assert sorted(everywhere(kv, behind)) == list(range(NODES))
@@ -225,8 +211,7 @@ def test_gluon_trains_and_refuses_to_update_outside_of_the_store(kv: Any) -> Non
         trainer.step(1)
         if step == 0:
             trainer.set_learning_rate(2.0**-5)
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     kv.pull([0, 1], out=[net.bias.data(), net.weight.data()])  # Trainer numbers them by name
     assert (net.weight.data().asnumpy() == 1 - NODES * 2 * (2.0**-4 + 2 * 2.0**-5)).all()
     assert same_everywhere(kv, net.weight.data(), net.bias.data())
@@ -253,8 +238,7 @@ def test_module_trains(kv: Any) -> None:
             optimizer="sgd",
             optimizer_params={"learning_rate": 2.0**-6, "rescale_grad": 1.0},
         )
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     weight = pulled(kv, "one_weight", 3, 4)
     assert (weight == 5 - NODES * 8 * 2 * 2.0**-6).all()
 
@@ -263,6 +247,9 @@ def test_module_trains(kv: Any) -> None:
 def test_what_it_cannot_do_is_refused_with_a_word_on_why(kv: Any) -> None:
     kv.init("k", ones(3))
     kv.init("wide", ones(3, 2))
+    for call in (kv.save_optimizer_states, kv.load_optimizer_states):
+        with pytest.raises(UsageError, match="call set_optimizer first"):
+            call("states")
     kv.set_optimizer(descent())
     sparse = ones(3, 2).tostype("row_sparse")
     for refused, words in (
@@ -281,8 +268,102 @@ def test_what_it_cannot_do_is_refused_with_a_word_on_why(kv: Any) -> None:
         kv.clock()
 
 
-@pytest.mark.timeout(300)
-def test_the_job_ends_well_and_prints_nothing(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    report_of(request, tmp_path_factory).check_end()
+# DCASGD on owners: corrected by what each rank itself has pulled.
+
+SHAPE = (41, 301)
+"""Several blocks, of several owners."""
+
+RATE, LAMDA = 0.25, 0.5
+
+PLAN = ("0>", "1>", "1<", "0>", "2>", "0<", "1>", "2>", "2<", "2>", "0>", "1<", "1>")
+"""Ranks that push (>) and pull (<), one after the other."""
+
+
+def gradient(rank: int, step: int) -> Any:
+    return np.random.RandomState(100 * rank + step).uniform(-2, 2, SHAPE).astype(np.float32)
+
+
+class DelayCompensated:
+    """Algorithm 2 of the paper, with a momentum."""
+
+    def __init__(self, value: Any, momentum: float = 0.0, decay: float = 0.0) -> None:
+        self.value = value.astype(np.float64)
+        self.backups = [self.value.copy() for _ in range(NODES)]
+        self._momentum, self._decay = momentum, decay
+        self._velocity = np.zeros(SHAPE)
+
+    def push(self, rank: int, step: int) -> None:
+        found = gradient(rank, step).astype(np.float64)
+        found += LAMDA * found * found * (self.value - self.backups[rank]) + self._decay * self.value
+        self._velocity = self._momentum * self._velocity - RATE * found
+        self.value = self.value + self._velocity
+
+    def pull(self, rank: int) -> None:
+        self.backups[rank] = self.value.copy()
+
+
+def check_compensation(kv: Any, **options: float) -> None:
+    kv.set_optimizer(
+        mx.optimizer.DCASGD(
+            learning_rate=RATE,
+            lamda=LAMDA,
+            momentum=options.get("momentum", 0.0),
+            wd=options.get("decay", 0.0),
+        )
+    )
+    start = np.random.RandomState(1).uniform(-1, 1, SHAPE).astype(np.float32)
+    kv.init("w", mx.nd.array(start))
+    reference = DelayCompensated(start, **options)
+    for step, turn in enumerate(PLAN):
+        rank = int(turn[0])
+        if turn[1] == ">":
+            if kv.rank == rank:
+                kv.push("w", mx.nd.array(gradient(rank, step)))
+            reference.push(rank, step)
+        else:
+            if kv.rank == rank:
+                pulled(kv, "w", *SHAPE)
+            reference.pull(rank)
+        settled(kv)
+    np.testing.assert_allclose(pulled(kv, "w", *SHAPE), reference.value, rtol=2e-5, atol=2e-5)
+    kv._barrier()
+
+
+@on_nodes
+def test_with_dcasgd_a_gradient_is_corrected_by_what_its_own_rank_has_pulled(kv: Any) -> None:
+    check_compensation(kv)
+    check_compensation(mx.kv.create(STORE), momentum=0.5, decay=0.01)  # over corrected gradients
+
+
+@on_nodes
+def test_with_dcasgd_a_rank_that_trains_alone_is_not_corrected(kv: Any) -> None:
+    kv.set_optimizer(mx.optimizer.DCASGD(learning_rate=RATE, lamda=1000.0))
+    kv.init("w", mx.nd.zeros(SHAPE))
+    expected = np.zeros(SHAPE)
+    for step in range(4):
+        expected -= RATE * gradient(0, step)
+        if kv.rank == 0:
+            kv.push("w", mx.nd.array(gradient(0, step)))
+            np.testing.assert_allclose(pulled(kv, "w", *SHAPE), expected, rtol=1e-5, atol=1e-6)
+    kv._barrier()
+
+
+@on_nodes
+def test_states_of_dcasgd_can_be_saved_and_loaded(kv: Any) -> None:
+    kv.set_optimizer(mx.optimizer.DCASGD(learning_rate=RATE, lamda=LAMDA, momentum=0.5))
+    kv.init("w", mx.nd.ones(SHAPE))
+    kv.push("w", mx.nd.ones(SHAPE))
+    pulled(kv, "w", *SHAPE)
+    kv._barrier()
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "states")
+        kv.save_optimizer_states(file)
+        kv._barrier()
+        kv.load_optimizer_states(file)
+    before = pulled(kv, "w", *SHAPE)
+    kv._barrier()
+    if kv.rank == 0:
+        kv.push("w", mx.nd.zeros(SHAPE))
+        momentum = pulled(kv, "w", *SHAPE) - before
+        assert (momentum < -0.1).all()
+    kv._barrier()

@@ -15,7 +15,7 @@ from netstorm.compression.auto import NetworkUse
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.local_updates import HFA, LocalSGD
-from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, same_everywhere
+from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, same_everywhere, settled
 
 VARIABLES = {rank: {"NETSTORM_SITE": site} for rank, site in enumerate(("east", "east", "west"))}
 
@@ -101,8 +101,7 @@ def test_powersgd_and_topk_send_little_and_conserve_what_was_learnt(kv: Any) -> 
         kv.set_gradient_compression(codec)
         kv.set_optimizer(descent())
         kv.init("w", zeros())
-        mx.nd.waitall()
-        kv._barrier()
+        settled(kv)
         before = kv.statistics()["bytes_sent"]
         train(kv, 8)
         value = pulled(kv)
@@ -157,8 +156,7 @@ def test_hfa_encodes_between_sites_alone_and_counts_each_rank_once(kv: Any) -> N
         assert np.abs(value - learnt(2 * round + 2)).max() < 0.5
     (entry,) = kv._keys.entries()
     assert (entry.residual is not None) == kv.sites.is_leader
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     before = kv.statistics()["bytes_sent"]
     train(kv, 2, first=6)
     pulled(kv)

@@ -1,4 +1,4 @@
-"""Stores with local updates on three real nodes at two sites: what is averaged when, and over whom.
+"""Stores with local updates, and MixedSync, on three nodes at two sites: what is averaged when, over whom.
 
 Gradients are small integers and learning rates powers of two, so that sums are exact.
 """
@@ -12,8 +12,8 @@ import pytest
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.local_updates import HFA, ESync, LocalSGD
-from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, same_everywhere
+from netstorm.frontends.mxnet.local_updates import HFA, ESync, LocalSGD, MixedSync
+from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, same_everywhere, settled
 
 VARIABLES = {rank: {"NETSTORM_SITE": site} for rank, site in enumerate(("east", "east", "west"))}
 
@@ -73,8 +73,7 @@ def test_a_sites_average_sends_nothing_to_other_sites(kv: Any) -> None:
     kv = HFA(k1=1, k2=100)
     kv.set_optimizer(descent())
     kv.init("w", full(0))
-    mx.nd.waitall()
-    kv._barrier()
+    settled(kv)
     before = kv.statistics()["bytes_sent"]
     steps(kv, 4)
     mx.nd.waitall()
@@ -147,3 +146,69 @@ def test_gluon_trains_with_it_and_parameters_meet(kv: Any) -> None:
             assert same_everywhere(kv, *(parameter.data() for parameter in net.collect_params().values()))
     assert kv.averages == 4
     assert len(set(everywhere(kv, float(x.sum().asscalar())))) == NODES
+
+
+@on_nodes
+def test_mixed_sync_pushes_a_sites_sum_once_and_all_its_ranks_get_the_same_value(kv: Any) -> None:
+    kv = MixedSync()
+    kv.set_optimizer(descent())
+    kv.init("w", full(0))
+    mine = 12.0 if kv.rank < 2 else 4.0  # the gradients of a site are -(4 + 8), or -4
+    for step in range(1, 6):
+        kv.push("w", full(-4.0 * (kv.rank % 2 + 1)))
+        value = pulled(kv, "w")
+        assert (value >= step * mine).all()
+        assert (value <= step * mine + 5 * (16 - mine)).all()
+        digests = everywhere(kv, float(value.astype(np.float64).sum()))
+        assert digests[0] == digests[1]
+    settled(kv)
+    assert (pulled(kv, "w") == 5 * 16).all()
+    assert (kv.statistics().get("pushes_of_blocks", 0) > 0) == kv.sites.is_leader
+    kv._barrier()
+
+
+@on_nodes
+def test_with_mixed_sync_a_site_may_be_ahead_of_the_other(kv: Any) -> None:
+    """The east takes all its steps before the west begins."""
+    kv = MixedSync()
+    kv.set_optimizer(descent())
+    kv.init("w", full(0))
+    if kv.rank == 2:
+        kv._barrier()
+    for step in range(1, 4):
+        kv.push("w", full(-1.0))
+        assert (pulled(kv, "w") == (6 + step if kv.rank == 2 else 2 * step)).all()
+    if kv.rank != 2:
+        kv._barrier()
+    kv._barrier()
+
+
+@on_nodes
+def test_gluon_trains_with_mixed_sync_and_dcasgd(kv: Any) -> None:
+    kv = MixedSync()
+    net = mx.gluon.nn.Dense(1, in_units=4, use_bias=False)
+    net.initialize(mx.init.Constant(1.0))
+    trainer = mx.gluon.Trainer(net.collect_params(), "dcasgd", {"learning_rate": 0.02}, kvstore=kv)
+    x = mx.nd.array(np.random.RandomState(kv.rank).randn(16, 4))
+    first = float((net(x) ** 2).mean().asscalar())
+    for _ in range(40):
+        with mx.autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        trainer.step(16 * len(kv.ranks))
+    settled(kv)
+    weight = mx.nd.zeros((1, 4))
+    kv.pull(0, out=weight)
+    assert float((mx.nd.dot(x, weight.T) ** 2).mean().asscalar()) < first / 4
+    assert same_everywhere(kv, weight)
+
+
+@on_nodes
+def test_mixed_sync_refuses_sparse_values(kv: Any) -> None:
+    kv = MixedSync()
+    kv.set_optimizer(descent())
+    with pytest.raises(UsageError, match="MixedSync takes dense"):
+        kv.init("rows", full(0).tostype("row_sparse"))
+    kv.init("w", full(0))
+    with pytest.raises(UsageError, match="dense gradients"):
+        kv.push("w", full(0).tostype("row_sparse"))

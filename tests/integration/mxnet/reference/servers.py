@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-ROLE = "import netstorm.frontends.mxnet.compat"
-"""With DMLC_ROLE=scheduler or server, importing MXNet is all that it takes to be one."""
+from tests.integration.forking import ForkedProcess
+from tests.integration.jobs import PYTHONPATH, Job
+
+ROLE = "from mxnet.kvstore import kvstore_server\nkvstore_server._init_kvstore_server_module()\n"
+"""What importing MXNet does with DMLC_ROLE=scheduler or server; the process has been forked from one that had
+imported it."""
+
+END = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
+"""MXNet's own end hangs at times, and aborts in a process that was forked."""
 
 
 def run_with_servers(
     folder: Path, nodes: int, script: str, *, servers: int = 2, timeout_s: float = 240, **settings: object
 ) -> list[str]:
     """Run a script with MXNet's own store on `nodes` workers; return what each of them has printed."""
+    assert Job.mxnet_forker is not None
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    path = folder / "theirs.py"
-    path.write_text(script)
     variables = {
+        "PYTHONPATH": PYTHONPATH,
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(port),
         "DMLC_NODE_HOST": "127.0.0.1",
@@ -31,32 +35,29 @@ def run_with_servers(
         "OMP_NUM_THREADS": "1",
         **{name: str(value) for name, value in settings.items()},
     }
-    with contextlib.ExitStack() as processes:
-        for role in ["scheduler", *["server"] * servers]:
-            processes.enter_context(_process([sys.executable, "-c", ROLE], {**variables, "DMLC_ROLE": role}))
-        workers = [
-            processes.enter_context(
-                _process([sys.executable, str(path)], {**variables, "DMLC_ROLE": "worker"})
-            )
-            for _ in range(nodes)
-        ]
-        printed = [worker.communicate(timeout=timeout_s) for worker in workers]
-        assert [worker.returncode for worker in workers] == [0] * nodes, printed
-    return [out for out, _ in printed]
-
-
-@contextlib.contextmanager
-def _process(command: list[str], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
-    )
+    sources = {"worker": script + END, "server": ROLE, "scheduler": ROLE}
+    for role, source in sources.items():
+        (folder / f"{role}.py").write_text(source)
+    processes: list[ForkedProcess] = []
     try:
-        yield process
+        for number, role in enumerate([*["worker"] * nodes, *["server"] * servers, "scheduler"]):
+            processes.append(
+                ForkedProcess(
+                    Job.mxnet_forker,
+                    words=[str(folder / f"{role}.py")],
+                    environment={**os.environ, **variables, "DMLC_ROLE": role},
+                    out=str(folder / f"theirs{number}.out"),
+                    err=str(folder / f"theirs{number}.err"),
+                )
+            )
+        codes = [worker.wait(timeout_s) for worker in processes[:nodes]]
     finally:
-        process.kill()
-        process.communicate()
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    outs, errs = (
+        [(folder / f"theirs{number}.{name}").read_text() for number in range(nodes)]
+        for name in ("out", "err")
+    )
+    assert codes == [0] * nodes, errs
+    return outs

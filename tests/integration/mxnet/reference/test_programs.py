@@ -14,7 +14,7 @@ from tests.integration.mxnet.reference.programs import OPTIMISERS, Program, prog
 from tests.integration.mxnet.reference.servers import run_with_servers
 
 SCRIPT = """
-import faulthandler, json, os
+import faulthandler, json
 faulthandler.dump_traceback_later(190, exit=True)
 import numpy as np
 from netstorm.frontends.mxnet.compat import mx
@@ -32,8 +32,6 @@ for one in PROGRAMS:
     play(kv, program(**one), keep, wait=STORE == "dist_sync")
 np.savez(f"{{FOLDER}}/{{STORE}}.{{kv.rank}}.npz", *arrays, names=np.array(names))
 kv._barrier()
-if STORE == "dist_sync":
-    os._exit(0)  # MXNet's own end hangs at times
 """
 
 SETTINGS: dict[str, Any] = {"MXNET_KVSTORE_BIGARRAY_BOUND": 1000, "CHUNK_SIZE": 700}
@@ -74,13 +72,14 @@ def compare(folder: Path, nodes: int, programs: list[Program], *, strings: bool)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("seed", "strings"), [(0, False), (1, True)])
-def test_random_programs_have_the_results_of_mxnets_servers(
-    tmp_path: Path, seed: int, *, strings: bool
-) -> None:
-    """Programs without an optimiser come first: MXNet's servers cannot go back to none."""
-    names = ["", "", "", "", *OPTIMISERS]
+@pytest.mark.parametrize("strings", [False, True])
+def test_random_programs_have_the_results_of_mxnets_servers(tmp_path: Path, *, strings: bool) -> None:
+    """Programs without an optimiser come first: MXNet's servers cannot go back to none.
+
+    Half of the optimisers have keys of either type.
+    """
+    names = ["", "", *list(OPTIMISERS)[strings::2]]
     programs = [
-        program(100 * seed + place, strings=strings, optimiser=name) for place, name in enumerate(names)
+        program(100 * strings + place, strings=strings, optimiser=name) for place, name in enumerate(names)
     ]
-    assert compare(tmp_path, 3, programs, strings=strings) > 300
+    assert compare(tmp_path, 3, programs, strings=strings) > 150

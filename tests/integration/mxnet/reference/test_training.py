@@ -56,9 +56,8 @@ else:
 """
 
 
-@pytest.mark.parametrize(
-    "module", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["gluon", "module"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [False, True], ids=["gluon", "module"])
 def test_with_integer_gradients_and_sgd_all_weights_have_the_servers_bits(
     tmp_path: Path, *, module: bool
 ) -> None:

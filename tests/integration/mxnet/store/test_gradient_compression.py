@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
-from tests.integration.mxnet.on_nodes import NODES, on_nodes, report_of, same_everywhere
+from tests.integration.mxnet.on_nodes import NODES, on_nodes, same_everywhere
 
 THRESHOLD = 0.5
 
@@ -223,17 +222,6 @@ def test_gluon_and_module_train_with_compressed_gradients_and_stay_equal(kv: Any
 # ------------------------------------------------------------------------------------------------ float16
 
 
-@on_nodes
-def test_float16_keys_are_summed_and_pulled_as_float16(kv: Any) -> None:
-    for key, shape in enumerate(SIZES):
-        kv.init(key, mx.nd.full(shape, 2, dtype="float16"))
-        for _ in range(2):
-            kv.push(key, [mx.nd.full(shape, kv.rank + 0.5, dtype="float16", ctx=mx.cpu(d)) for d in range(2)])
-            out = mx.nd.zeros(shape, dtype="float16")
-            kv.pull(key, out=out)
-            assert (out.asnumpy() == 2 * sum(rank + 0.5 for rank in range(NODES))).all()
-
-
 class Scaled(mx.gluon.Block):
     """A weight a value: MXNet has float16 layers only on GPUs."""
 
@@ -250,7 +238,6 @@ class Scaled(mx.gluon.Block):
 @on_nodes
 def test_with_multi_precision_steps_too_small_for_float16_add_up(kv: Any) -> None:
     for multi_precision, on_store in ((True, True), (True, False), (False, True)):
-        warnings.filterwarnings("ignore", "Accumulating with float16")  # MXNet's, and shown to be true here
         net = Scaled()
         trainer = mx.gluon.Trainer(
             net.collect_params(), "sgd",
@@ -265,35 +252,3 @@ def test_with_multi_precision_steps_too_small_for_float16_add_up(kv: Any) -> Non
         assert net.weight.data().dtype == np.float16
         expected = 1 - 8 * 2.0**-13 if multi_precision else 1
         assert set(net.weight.data().asnumpy().ravel().tolist()) == {expected}, (multi_precision, on_store)
-
-
-@on_nodes
-def test_the_raw_store_and_module_update_float16_weights_with_multi_precision(kv: Any) -> None:
-    kv.set_optimizer(mx.optimizer.SGD(learning_rate=2.0**-13, momentum=0.0, multi_precision=True))
-    kv.init("w", mx.nd.ones(4, dtype="float16"))
-    for _ in range(8):
-        kv.push("w", mx.nd.full(4, 1 / 4, dtype="float16"))
-    out = mx.nd.zeros(4, dtype="float16")
-    kv.pull("w", out=out)
-    assert set(out.asnumpy().tolist()) == {np.float16(1 - 8 * NODES * 2.0**-15)}
-
-    data, weight = (mx.sym.var(name, dtype="float16", shape=(2, 4)) for name in ("data", "one_weight"))
-    out = mx.sym.MakeLoss(mx.sym.sum(data * weight * mx.sym.var("label", dtype="float16")))
-    module = mx.mod.Module(out, label_names=["label"])
-    samples, labels = mx.nd.ones((16, 4), dtype="float16"), mx.nd.ones((16, 4), dtype="float16")
-    module.fit(
-        mx.io.NDArrayIter(samples, labels, batch_size=2, label_name="label"),
-        eval_metric=mx.metric.Loss(), num_epoch=1,
-        kvstore=mx.kv.create("netstorm"), initializer=mx.init.One(), optimizer="sgd",
-        optimizer_params={"learning_rate": 2.0**-14, "rescale_grad": 1 / NODES, "multi_precision": True},
-    )  # fmt: skip
-    [found] = module.get_params()[0].values()
-    assert found.dtype == np.float16
-    assert set(found.asnumpy().ravel().tolist()) == {1 - 8 * 2.0**-14}
-    assert same_everywhere(kv, found)
-
-
-def test_all_nodes_of_this_modules_job_end_well(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    report_of(request, tmp_path_factory).check_end()

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from netstorm.frontends.mxnet.compat import mx
-from tests.integration.mxnet.on_nodes import NODES, on_nodes, report_of, same_everywhere
+from tests.integration.mxnet.on_nodes import NODES, on_nodes, same_everywhere
 
 SETTINGS = {"NETSTORM_LOSS_BOUND": 0.7, "NETSTORM_DEADLINE": 1.5}
 
@@ -89,10 +87,3 @@ def test_the_next_forward_pass_begins_before_the_last_layers_sum_is_there(kv: An
         kv._barrier()  # and only now the last rank pushes the second layer
         expected = net[1](hidden)
     assert (expected.asnumpy() == 4 * NODES * 4 * NODES).all()
-
-
-@pytest.mark.timeout(300)
-def test_the_job_ends_well_and_prints_nothing(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    report_of(request, tmp_path_factory).check_end()

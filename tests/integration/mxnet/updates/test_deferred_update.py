@@ -19,7 +19,7 @@ import pytest
 
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.updates import CalledUpdater
-from tests.integration.mxnet.on_nodes import NODES, on_nodes, report_of, same_everywhere
+from tests.integration.mxnet.on_nodes import NODES, on_nodes, same_everywhere
 
 EVERYBODY = sum(range(1, NODES + 1))
 
@@ -137,10 +137,3 @@ def test_scalars_and_empty_values_are_updated_at_once(kv: Any) -> None:
             for _ in range(2):
                 kv.pushpull(str(shape), mx.nd.ones(shape), out=value)
             assert value.asnumpy().sum() == (-2 * NODES if shape == () else 0)
-
-
-@pytest.mark.timeout(300)
-def test_the_job_ends_well_and_prints_nothing(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    report_of(request, tmp_path_factory).check_end()

