@@ -101,3 +101,7 @@ class ElasticRanks:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self._scheduler.__exit__(*error)
+
+
+Started = Callable[..., ElasticRanks]
+"""What the fixture `job` is."""

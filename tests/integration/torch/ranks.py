@@ -93,6 +93,13 @@ class Ranks:
         assert not failed, "\n".join(failed)
         return [json.loads((self.folder / f"answer{rank}").read_text()) for rank in range(len(self.pids))]
 
+    def answer(self, rank: int) -> Any:
+        """Wait for a rank's end, and return what its program returned, though its job may have failed."""
+        text = self.end(rank).text
+        path = self.folder / f"answer{rank}"
+        assert path.exists(), text
+        return json.loads(path.read_text())
+
     def __enter__(self) -> Ranks:  # noqa: PYI034 -- Self is Python 3.11's
         return self
 
@@ -105,3 +112,28 @@ class Ranks:
         while any(self._forker.exit_code(pid) is None for pid in self.pids):
             assert time.monotonic() < deadline, "ranks survive SIGKILL"
             time.sleep(0.02)
+
+
+def on_ranks(count: int, /, *, fails: bool = False, **arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a test of what each of `count` ranks does. It passes if that raises nothing at any of them.
+
+    Args:
+        count: of ranks.
+        fails: the job does, so that processes end with an error.
+        arguments: of `Ranks.start`; a parameter `folder` gets the test's.
+    """
+
+    def test_of(program: Callable[..., Any]) -> Any:
+        def test(ranks: Ranks) -> None:
+            folder = {"folder": str(ranks.folder)} if "folder" in program.__annotations__ else {}
+            ranks.start(program, count, **arguments, **folder)
+            ended = [ranks.end(rank) for rank in range(count)]
+            said = "\n".join(f"rank {rank} ({one.code}):\n{one.text}" for rank, one in enumerate(ended))
+            assert [bool(one.code) for one in ended] == [fails] * count, said
+            assert len(list(ranks.folder.glob("answer*"))) == count, said
+
+        given: Any = test
+        given.__name__, given.__doc__, given.program = program.__name__, program.__doc__, program
+        return given
+
+    return test_of

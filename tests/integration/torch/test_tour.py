@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import os
+import sys
+import threading
 from itertools import takewhile
+from types import FrameType
 
 import pytest
 
-from tests.tour import Place, check_order, places
+pytest.importorskip("torch", reason="PyTorch is not installed")
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
-if find_spec("torch") is not None:
-    from tests.integration.torch.programs import tour
+import torch
+import torch.distributed as dist
+
+from tests.integration.torch.begin import begin
+from tests.integration.torch.ranks import on_ranks
+from tests.tour import Calls, check_order, places
 
 
-def test_a_gradient_and_a_rate_go_the_way_of_the_tour(ranks):
-    ranks.start(tour.tour, 2)
-    gradient, rate = ([Place(*call) for call in calls] for calls in ranks.answers()[1])
-    check_order([place for place in places("gradient") if place.process == "rank 1"], gradient)
-    asked = list(takewhile(lambda place: place.name != "progress_of", places("rate")))
-    check_order(places("rate")[: len(asked) + 1], rate)
+@on_ranks(2)
+def test_a_gradient_and_a_rate_go_the_way_of_the_tour() -> None:
+    """Sum until a rate is asked for."""
+    followed = [Calls(places(table), process_of) for table in ("gradient", "rate")]
+
+    def record(frame: FrameType, event: str, argument: object) -> None:
+        for calls in followed:
+            calls.record(frame, event, argument)
+
+    threading.setprofile(record)
+    rank, size = begin()
+    sys.setprofile(record)
+    dist.all_reduce(torch.ones(1000))
+    first = list(followed[0].made)
+    asked = torch.zeros(1)
+    while asked.item() < size:  # all ranks make the same calls
+        asked.fill_(any(place.name == "progress_of" for place in followed[1].made))
+        dist.all_reduce(asked)
+    sys.setprofile(None)
+    if rank == 1:
+        check_order([place for place in places("gradient") if place.process == "rank 1"], first)
+        of_rate = list(takewhile(lambda place: place.name != "progress_of", places("rate")))
+        check_order(places("rate")[: len(of_rate) + 1], followed[1].made)
+
+
+def process_of(_: FrameType) -> str:
+    """Return the name of this process on the page."""
+    return f"rank {os.environ['RANK']}"
 
 
 def test_the_ten_places_exist():
