@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-GRACE_S = 2.0
-"""How long a thread or child that is already ending may take to be gone."""
+GRACE_S = 20.0
+"""How long a thread or child that is already ending may take to be gone, on a busy machine."""
 
 
 @dataclass(frozen=True)

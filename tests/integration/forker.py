@@ -1,7 +1,7 @@
-"""A process that has imported NetStorm, and forks schedulers and nodes: the import takes 0.6 s.
+"""A process that has imported NetStorm, and forks schedulers, nodes and launchers: the import takes 0.6 s.
 
 A request (`fork_server`) has the words of a command, `netstorm ...` or those of a script, and its
-environment. Both run as Python runs them.
+environment. Both run as Python runs them. Any other command replaces the process that was forked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from typing import Any
 from tests.integration.fork_server import serve
 
 IMPORTED = (
+    "netstorm.cli.launch.command",
+    "netstorm.cli.launch.hosts",
+    "netstorm.cli.launch.local_job",
+    "netstorm.cli.main",
     "netstorm.cli.scheduler",
     "netstorm.kvstore.process.runtime",
     "netstorm.scheduler.process.scheduler_process",
@@ -37,9 +41,11 @@ def run(request: dict[str, Any]) -> None:
     if program == "netstorm":
         sys.argv = ["netstorm", *words]
         importlib.import_module("netstorm.cli.main").app(prog_name="netstorm")
-    else:
+    elif program.endswith(".py"):
         sys.argv = [program, *words]
         _run_script(Path(program))
+    else:
+        os.execvp(program, request["words"])
 
 
 def _run_script(script: Path) -> None:

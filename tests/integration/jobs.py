@@ -158,8 +158,11 @@ class Job:
     def wait_until_said(self, rank: int, text: str, timeout_s: float = 60) -> None:
         """Wait until a process has written `text`."""
         deadline = time.monotonic() + timeout_s
-        while text not in self.said(rank):
-            assert self._processes[rank].poll() is None, f"rank {rank} ended: {self.said(rank)}"
+        while True:
+            has_ended = self._processes[rank].poll() is not None  # it may write, and end, at any moment
+            if text in self.said(rank):
+                return
+            assert not has_ended, f"rank {rank} ended: {self.said(rank)}"
             assert time.monotonic() < deadline, f"rank {rank} never said {text!r}; {self._everything_said()}"
             time.sleep(0.02)
 
@@ -197,11 +200,15 @@ class Job:
 
 
 def run_netstorm(folder: Path, *words: str, **variables: str) -> Ended:
-    """Run `netstorm WORD...` to its end, with standard output and standard error in files of a folder."""
+    """Run `netstorm WORD...` to its end in a folder, with its output in files there."""
     assert Job.forker is not None
     files = {name: str(folder / f"netstorm.{name}") for name in ("out", "err")}
     process = ForkedProcess(
-        Job.forker, words=("netstorm", *words), environment={**os.environ, **variables}, **files
+        Job.forker,
+        words=("netstorm", *words),
+        environment={**os.environ, **variables},
+        folder=str(folder),
+        **files,
     )
     return Ended(process.wait(), *(Path(file).read_text() for file in files.values()))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,40 +18,13 @@ from netstorm.cli.main import COMMANDS, app
 from netstorm.settings import Settings, declarations
 from netstorm.topology.files import load_network, parse_network, parse_topology
 from tests.integration.docs.pages import ROOT, Block, blocks
+from tests.integration.jobs import run_netstorm
 
-_OTHERS: Final = frozenset(
-    (
-        *(
-            "apt-get",
-            "bash",
-            "cd",
-            "chmod",
-            "cp",
-            "curl",
-            "cut",
-            "exec",
-            "git",
-            "hostname",
-            "kubectl",
-            "mkdir",
-        ),
-        *(
-            "openssl",
-            "ping",
-            "pip",
-            "printf",
-            "rm",
-            "sbatch",
-            "scp",
-            "ssh",
-            "srun",
-            "systemctl",
-            "tc",
-            "torchrun",
-        ),
-        *("umask", "wait"),
-    )
-)
+_OTHERS: Final = frozenset((
+    "apt-get", "bash", "cd", "chmod", "cp", "curl", "cut", "exec", "git", "hostname", "kubectl", "mkdir",
+    "openssl", "ping", "pip", "printf", "rm", "sbatch", "scp", "ssh", "srun", "systemctl", "tc", "torchrun",
+    "umask", "wait",
+))  # fmt: skip
 """Programs that are not ours: nothing is checked of them but where they run ours."""
 
 _ASSIGNED: Final = re.compile(r"(\w+)=(.*)", re.DOTALL)
@@ -315,13 +286,11 @@ def without_times(text: str) -> list[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("command", "sample"), list(samples()))
-def test_a_sample_is_what_the_command_prints(command, sample, tmp_path, monkeypatch):
+def test_a_sample_is_what_the_command_prints(command, sample, tmp_path):
     (tmp_path / "bad.yaml").write_text(_BAD)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.setenv("COLUMNS", "200")
-    words = [sys.executable, "-m", *shlex.split(command)]
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
-    printed = without_times(ended.stdout + ended.stderr)
+    _, *words = shlex.split(command)
+    printed = without_times(run_netstorm(tmp_path, *words, COLUMNS="200").text)
     expected = [line for line in without_times(sample) if line and line != "..."]
     missing = [line for line in expected if line not in printed]
     assert not missing, "\n".join(printed)
@@ -337,11 +306,7 @@ def test_keys_are_made_as_the_pages_say(tmp_path):
         for words in commands(block):
             if words[:3] == ["netstorm", "keys", "new"] and block.page.startswith("docs/guides"):
                 made += [word for word in words if word.endswith(".key")]
-                subprocess.run(
-                    [sys.executable, "-m", *words],
-                    cwd=tmp_path,
-                    check=not (tmp_path / words[-1]).exists(),
-                    timeout=60,
-                )
+                is_new = not (tmp_path / words[-1]).exists()
+                assert (run_netstorm(tmp_path, *words[1:]).code == 0) == is_new
     assert made
     assert all(Path(tmp_path, name).stat().st_mode & 0o777 == 0o600 for name in made)

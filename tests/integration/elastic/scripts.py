@@ -32,14 +32,12 @@ def show(*words):
 STOP = Path(__file__).with_name("stop")
 kv = mx.kv.create("dist_sync_netstorm")
 place = {"step": 0}
-seen, slowest, last = None, 0.0, time.monotonic()
+seen = None
 
 def stepped(key):
-    '''Report who was in the step, and the longest step so far.'''
-    global seen, slowest, last
+    '''Report who was in the step.'''
+    global seen
     place["step"] += 1
-    now, last_one = time.monotonic(), last
-    slowest, last = max(slowest, now - last_one), now
     if kv.contributors(key) != seen:
         seen = kv.contributors(key)
         show(f"from step {place['step']}: ranks {seen}")
@@ -51,7 +49,6 @@ def end(arrays):
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(array.asnumpy().tobytes())
-    show(f"slowest step: {slowest:.2f} s")
     show("digest:", digest.hexdigest())
 """
 
@@ -155,12 +152,6 @@ def digest_of(ended: Ended) -> str:
     """Return the digest of a rank's values at its end."""
     assert ended.code == 0, ended.text
     return next(line for line in ended.out.splitlines() if line.startswith("digest:"))
-
-
-def slowest_step(ended: Ended) -> float:
-    """Return the longest step of a rank, in s."""
-    line = next(line for line in ended.out.splitlines() if line.startswith("slowest step:"))
-    return float(line.split()[2])
 
 
 DIGITS = (

@@ -112,21 +112,14 @@ def test_a_scheduler_that_is_not_there_is_named_by_its_address(tmp_path: Path) -
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    script = """
-began = time.monotonic()
-try:
-    mx.kv.create("netstorm")
-finally:
-    show(time.monotonic() - began)
-"""
+    script = PROLOGUE + "mx.kv.create('netstorm')"
     with Job(tmp_path, 1, **SHORT_TIMEOUTS) as job:
-        job.start(0, PROLOGUE + script, DMLC_PS_ROOT_PORT=port, NETSTORM_JOIN_TIMEOUT=2)
+        job.start(0, script, DMLC_PS_ROOT_PORT=port, NETSTORM_JOIN_TIMEOUT=2)
         end = job.end(0, 60)
     assert end.code == 1
     assert f"netstorm.errors.WaitTimeout: no answer from the scheduler at 127.0.0.1:{port} (" in end.err
     assert "This node has tried for 2 s (NETSTORM_JOIN_TIMEOUT)" in end.err
     assert_tidy(end)
-    assert 2 <= float(end.out) < 2 + 15  # the machine may be busy
 
 
 def test_missing_nodes_are_reported_with_who_is_here(tmp_path: Path) -> None:

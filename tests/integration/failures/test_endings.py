@@ -55,22 +55,15 @@ def test_with_join_ranks_that_have_finished_contribute_zeros_until_all_have(tmp_
     assert [float(end.out) for end in ended] == [3, 2, 1]
 
 
-def test_with_join_a_key_that_a_finished_rank_never_had_is_an_error_at_once_on_every_rank(
-    tmp_path: Path,
-) -> None:
+def test_with_join_a_key_that_a_finished_rank_never_had_is_an_error_on_every_rank(tmp_path: Path) -> None:
     late = """
 time.sleep(1)
-began = time.monotonic()
-try:  # whichever comes after the answer raises
-    kv.init("late", ones()); kv.push("late", ones())
-    kv.pull("late", out=out); out.wait_to_read()
-finally:
-    show(time.monotonic() - began)
+kv.init("late", ones()); kv.push("late", ones())
+kv.pull("late", out=out); out.wait_to_read()
 """
     *late_ones, finished = ends(tmp_path, late, late, Plain(), NETSTORM_UNEVEN="join")
     for end in late_ones:
         assert end.code == 1
-        assert float(end.out) < 5
         assert "has finished without ever using that key: a key must be initialised before any" in end.err
     assert finished.code == 1
     assert "UnevenRounds" in finished.err

@@ -25,7 +25,6 @@ out.wait_to_read()
 """
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("before", ["", "kv.set_optimizer(mx.optimizer.SGD())"])
 def test_a_dense_and_a_row_sparse_push_in_one_step_are_an_error_that_names_both_ranks(
     tmp_path: Path, before: str

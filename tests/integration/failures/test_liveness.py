@@ -122,8 +122,8 @@ def test_a_process_that_has_ended_is_missed_at_once(dies: str, tmp_path: Path) -
 
 def test_a_scheduler_that_has_ended_is_missed_at_once(tmp_path: Path) -> None:
     with Job(tmp_path, 1, **PATIENT) as job:
-        start_plain(job, 0, WAITS)
-        job.wait_until_said(-1, "all nodes are here")
+        start_plain(job, 0, "show('has begun')\n" + WAITS)
+        job.wait_until_said(0, "has begun")
         job.send(-1, signal.SIGKILL)
         began = time.monotonic()
         ended = job.end(0)

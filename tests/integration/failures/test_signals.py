@@ -20,8 +20,6 @@ from tests.integration.failures.scripts import (
 )
 from tests.integration.jobs import Job
 
-LONGEST_S = 6
-
 DOING = {
     "waiting for MXNet": "kv.push('k', ones()); show('now'); mx.nd.waitall()",
     "reading a result": "kv.pushpull('k', ones(), out=out); show('now'); out.asnumpy()",
@@ -53,17 +51,14 @@ def test_a_signal_ends_a_node_at_once(doing: str, number: signal.Signals, tmp_pa
         start_plain(job, 1, PLAIN_WAIT_FOR_THE_END)
         job.wait_until_said(0, "now")
         time.sleep(0.3)  # for it to be where it waits
-        sent = time.monotonic()
         job.send(0, number)
-        interrupted, other = job.end(0, 30), job.end(1, 30)
-        seconds = time.monotonic() - sent
+        interrupted, other = job.end(0, 60), job.end(1, 60)
     assert interrupted.code in CODES[number]
     assert_tidy(interrupted)
     assert other.code == 1
     assert "netstorm.errors.NodeFailed: rank 0 (127.0.0.1:" in other.err
     assert f"interrupted by {'Ctrl-C (SIGINT)' if number is signal.SIGINT else 'SIGTERM'}" in other.err
     assert_tidy(other)
-    assert seconds < LONGEST_S
 
 
 def test_a_signal_ends_nodes_that_wait_for_others_to_join(tmp_path: Path) -> None:
@@ -72,15 +67,12 @@ def test_a_signal_ends_nodes_that_wait_for_others_to_join(tmp_path: Path) -> Non
             job.start(rank, PLAIN_PROLOGUE + "runtime_of_this_process()")
         for rank in (0, 1):
             job.wait_until_said(rank, "waiting for 1 of 3 nodes")  # its log, every few seconds
-        sent = time.monotonic()
         job.send(0, signal.SIGINT)
         job.send(1, signal.SIGTERM)
-        ended = [job.end(0, 30), job.end(1, 30)]
-        seconds = time.monotonic() - sent
+        ended = [job.end(0, 60), job.end(1, 60)]
     for end, number in zip(ended, CODES, strict=True):
         assert end.code in CODES[number]
         assert_tidy(end)
-    assert seconds < LONGEST_S
 
 
 def test_impatient_users_press_ctrl_c_more_than_once(tmp_path: Path) -> None:
@@ -91,8 +83,7 @@ def test_impatient_users_press_ctrl_c_more_than_once(tmp_path: Path) -> None:
         for _ in range(3):
             job.send(0, signal.SIGINT)
             time.sleep(0.03)
-        interrupted = job.end(0, 30)
-        other = job.end(1, 30)
+        interrupted, other = job.end(0, 60), job.end(1, 60)
     assert interrupted.code != 0
     assert other.code == 1
 
@@ -115,7 +106,7 @@ while out[0] < 3:
         start_plain(job, 1, follows)
         job.wait_until_said(0, "now")
         job.send(0, signal.SIGTERM)
-        handled, other = job.end(0, 30), job.end(1, 30)
+        handled, other = job.end(0, 60), job.end(1, 60)
     assert "saving" in handled.out
     assert (handled.code, other.code) == (0, 0), handled.text + other.text
 
@@ -135,7 +126,7 @@ while True:
         start_plain(job, 1, PLAIN_WAIT_FOR_THE_END)
         job.wait_until_said(0, "now")
         job.send(0, signal.SIGTERM)
-        handled, other = job.end(0, 30), job.end(1, 30)
+        handled, other = job.end(0, 60), job.end(1, 60)
     assert "saving" in handled.out
     assert other.code == 1
     assert "its script ended with exit code 1, after SIGTERM" in other.err

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[3]
+from tests.integration.forking import ROOT, ForkedProcess
+from tests.integration.jobs import Ended, Job
+
 PATIENCE_S = 90.0
 """For anything to happen on a busy machine."""
 
@@ -29,11 +30,27 @@ note(os.getpid())
 """
 
 
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
+class Launch(ForkedProcess):
+    """A launcher that is forked, with its output in files."""
+
+    def __init__(self, folder: Path, words: list[str], environment: dict[str, str]) -> None:
+        assert Job.forker is not None
+        self._files = [folder / ".out", folder / ".err"]
+        for file in self._files:
+            file.write_text("")  # or a former launcher's output could be read, or none
+        out, err = map(str, self._files)
+        super().__init__(
+            Job.forker, words=words, environment=environment, folder=str(folder), out=out, err=err
+        )
+
+    def said(self) -> tuple[str, str]:
+        """Return what it has printed so far: standard output, and standard error."""
+        out, err = (file.read_text(errors="surrogateescape") for file in self._files)
+        return out, err
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+        self.wait()
 
 
 class Launcher:
@@ -46,31 +63,37 @@ class Launcher:
 
     def words(self, *options: str) -> list[str]:
         command = [sys.executable, "-u", str(self.program)]
-        return [sys.executable, "-m", "netstorm", "launch", "--no-scheduler", *options, "--", *command]
+        return ["netstorm", "launch", "--no-scheduler", *options, "--", *command]
+
+    def real_words(self, *options: str) -> list[str]:
+        """Return the words of a launcher that is not forked."""
+        return [sys.executable, "-m", *self.words(*options)]
 
     def environment(self, **variables: str) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         defaults = {"PS_HEARTBEAT_TIMEOUT": str(self.heartbeat_timeout_s), "PS_HEARTBEAT_INTERVAL": "0.1"}
-        return {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY), **defaults, **variables}
+        return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **defaults, **variables}
 
-    @contextlib.contextmanager
-    def started(self, program: str, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    def piped(self, program: str, *options: str) -> subprocess.Popen[bytes]:
+        """Start a launcher, not forked, whose output goes to pipes."""
         self.program.write_text(PREAMBLE + program)
-        process = subprocess.Popen(
-            self.words(*options),
+        return subprocess.Popen(
+            self.real_words(*options),
             cwd=self.folder,
-            env=self.environment(**variables),
+            env=self.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
+
+    @contextlib.contextmanager
+    def started(self, program: str, *options: str, **variables: str) -> Iterator[Launch]:
+        self.program.write_text(PREAMBLE + program)
+        process = Launch(self.folder, self.words(*options), self.environment(**variables))
         try:
             yield process
         finally:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+            process.kill()
 
     def run(self, program: str, *options: str, **variables: str) -> Ended:
         with self.started(program, *options, **variables) as process:
@@ -95,9 +118,8 @@ def inside(folder: Path) -> list[int]:
     return alive(found)
 
 
-def ended(process: subprocess.Popen[str]) -> Ended:
-    out, err = process.communicate(timeout=PATIENCE_S)
-    return Ended(process.returncode, out, err)
+def ended(process: Launch) -> Ended:
+    return Ended(process.wait(PATIENCE_S), *process.said())
 
 
 def alive(pids: list[int]) -> list[int]:

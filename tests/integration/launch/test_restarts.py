@@ -46,7 +46,7 @@ def test_a_job_that_fails_more_often_has_the_last_failures_exit_code(launcher):
 def test_ctrl_c_before_a_restart_ends_the_job(launcher):
     program = "if rank == 0: sys.exit(3)"
     with launcher.started(program, "-n", "1", "--restarts", "99") as process:
-        until(lambda: "in 2 s (restart 3 of 99)" in process.stderr.readline(), "the third restart")
+        until(lambda: "in 1 s (restart 2 of 99)" in process.said()[1], "the second restart")
         process.send_signal(signal.SIGINT)
         assert ended(process).code == 130
 
@@ -67,22 +67,6 @@ print("done after", attempt, flush=True)
     assert end.code == 0, end.err
     assert sorted(end.out.splitlines()) == ["[0] done after 0", "[1] done after 2"]
     assert "rank 1 on 127.0.0.1 was killed by SIGKILL; it is started again in 1 s (restart 2 of 2)" in end.err
-
-
-def test_an_elastic_job_goes_on_without_a_node_that_fails_for_good(launcher):
-    program = (
-        ATTEMPT
-        + WAIT
-        + """
-if rank == 1:
-    note(os.getpid(), f"attempt-{attempt}")
-    sys.exit(7)
-wait_for("attempt-1")
-"""
-    )
-    end = launcher.run(program, "-n", "3", "--restarts", "1", NETSTORM_ELASTIC="2:3")
-    assert end.code == 0, end.err
-    assert "rank 1 on 127.0.0.1 failed with exit code 7; the job goes on with 2 nodes" in end.err
 
 
 def test_a_node_on_another_host_is_started_again_there(launcher, over_ssh):
@@ -147,16 +131,15 @@ print("began at", first, "and has", value.asnumpy().sum(), flush=True)
 def test_a_training_whose_node_was_killed_goes_on_from_its_checkpoint_and_ends_as_if_it_had_not(
     job: Launcher,
 ):
-    with job.started(ATTEMPT + TRAIN, "-n", "2", "--restarts", "1", PS_HEARTBEAT_TIMEOUT="5") as process:
-        out, err = process.communicate(timeout=110)
-    assert process.returncode == 0, out + err
+    end = job.run(ATTEMPT + TRAIN, "-n", "2", "--restarts", "1", PS_HEARTBEAT_TIMEOUT="20")
+    assert end.code == 0, end.text
     weight = momentum = 0.0
     for step in range(8):
         momentum = 0.5 * momentum - 2 * (step + 1)
         weight += momentum
-    said = sorted(line for line in out.splitlines() if "began at" in line)
+    said = sorted(line for line in end.out.splitlines() if "began at" in line)
     assert said == [f"[{rank}] began at 5 and has {100 * weight}" for rank in range(2)]
-    assert "all processes are started again in 0.5 s (restart 1 of 1)" in err
+    assert "all processes are started again in 0.5 s (restart 1 of 1)" in end.err
     assert sorted(path.name for path in (job.folder / "checkpoints").iterdir()) == [
         "step-000006",
         "step-000007",

@@ -15,9 +15,16 @@ print(json.dumps({"folder": os.getcwd(), "arguments": sys.argv[1:], "input": sys
 """
 
 
-def test_each_node_knows_who_it_is_and_runs_in_the_callers_folder(launcher):
-    ended = launcher.run(SAY_ALL, "-n", "2", "--port", "4711", "--site", "east,west", "--env", "LR=a b=$c")
-    assert ended.code == 0
+def test_each_node_knows_who_it_is_and_has_its_folder_and_arguments(launcher):
+    scratch = launcher.folder / "scratch"
+    (launcher.folder / "deep").mkdir()
+    scratch.mkdir()
+    words = launcher.words("-n", "2", "--port", "4711", "--site", "east,west", "--env", "LR=a b=$c")
+    words[words.index("--")] = "--chdir=deep"  # what follows a command is its own, also without the dashes
+    launcher.words = lambda: [*words, "-n", "5", "--port", "x"]
+    ended = launcher.run(SAY_ALL, TMPDIR=str(scratch))
+    assert (ended.code, ended.err) == (0, "")
+    assert list(scratch.iterdir()) == []
     nodes = [json.loads(line[4:]) for line in sorted(ended.out.splitlines())]
     for rank, site in enumerate(["east", "west"]):
         expected = {
@@ -37,7 +44,8 @@ def test_each_node_knows_who_it_is_and_runs_in_the_callers_folder(launcher):
             "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1",
-            "folder": str(launcher.folder),
+            "folder": str(launcher.folder / "deep"),
+            "arguments": ["-n", "5", "--port", "x"],
             "input": "",
         }
         assert {name: nodes[rank][name] for name in expected} == expected
@@ -74,25 +82,3 @@ dist.destroy_process_group()
     assert sorted(ended.out.splitlines()) == [
         f"[{rank}] True 2 [3.0, 3.0] {{'127.0.0.1'}}" for rank in range(2)
     ], ended.err
-
-
-def test_nodes_run_in_the_folder_that_was_given(launcher):
-    (launcher.folder / "deep").mkdir()
-    ended = launcher.run("print(os.getcwd())\nos.chdir('..')", "-n", "1", "--chdir", "deep")
-    assert ended.out == f"[0] {launcher.folder}/deep\n"
-
-
-def test_options_behind_the_command_are_the_commands_with_or_without_dashes_before_it(launcher):
-    launcher.words = lambda *options: (
-        [word for word in type(launcher).words(launcher, *options) if word != "--"]
-        + ["-n", "5", "--port", "x"]
-    )
-    ended = launcher.run(SAY_ALL, "-n", "1")
-    assert json.loads(ended.out[4:])["arguments"] == ["-n", "5", "--port", "x"]
-
-
-def test_nothing_is_left_in_the_folder_for_temporary_files(launcher):
-    scratch = launcher.folder / "scratch"
-    scratch.mkdir()
-    assert launcher.run("", "-n", "1", TMPDIR=str(scratch)).code == 0
-    assert list(scratch.iterdir()) == []

@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.launch.launcher import REPOSITORY, Ended, Launcher, ended, inside, until
+from tests.integration.forking import ROOT
+from tests.integration.jobs import Ended
+from tests.integration.launch.launcher import Launcher, ended, inside, until
 
 JOIN = """
 from netstorm.kvstore.process.runtime import runtime_of_this_process
@@ -127,8 +129,7 @@ def test_a_rank_that_exits_with_0_and_never_joins_is_named_to_those_that_wait(jo
 
 def test_a_rank_that_hears_nothing_is_ended_soon_if_the_job_cannot_begin_and_says_why(job):
     program = "if rank == 1: import nothere\ntime.sleep(600)"
-    with job.started(program, "-n", "2", "--grace", "500") as process:
-        end = ended(process)
+    end = job.run(program, "-n", "2", "--grace", "500")
     assert end.code == 1
     assert (
         "[0] netstorm: ended by the launcher (SIGTERM), since rank 1 on 127.0.0.1 failed with exit code 1: "
@@ -146,28 +147,17 @@ def test_a_job_that_no_process_joins_ends_with_a_code_of_its_own_and_says_what_t
     assert "python -m netstorm.run" in last
 
 
-@pytest.mark.parametrize(
-    ("dies", "how", "code", "launcher_says"),
-    [
-        ("os._exit(3)", "exit code 3", 3, "failed with exit code 3"),
-        (
-            "os.fork() or time.sleep(600); os.kill(os.getpid(), signal.SIGKILL)",
-            "killed by SIGKILL",
-            137,
-            "was killed by SIGKILL",
-        ),
-    ],
-)
-def test_how_a_member_has_ended_is_told_to_the_others_which_end_though_what_it_has_forked_lives_on(
-    job, dies, how, code, launcher_says
-):
+def test_how_a_member_has_ended_is_told_to_the_others_which_end_though_what_it_has_forked_lives_on(job):
+    dies = "os.fork() or time.sleep(600); os.kill(os.getpid(), signal.SIGKILL)"
     program = JOIN + f"if rank == 1:\n    sys.stderr.write('last words\\n')\n    {dies}\nruntime.barrier()"
     end = job.run(program, "-n", "2", PS_HEARTBEAT_TIMEOUT="300")
-    assert end.code == code
+    assert end.code == 137
     assert "NodeLost: rank 1 (127.0.0.1:" in end.err
-    assert f"is lost: its process has ended: {how}; last line of its error output: last words;" in end.err
+    assert (
+        "is lost: its process has ended: killed by SIGKILL; last line of its error output: last words;"
+    ) in end.err
     assert "sending SIG" not in end.err
-    assert f"[launch] rank 1 on 127.0.0.1 {launcher_says}" in end.err
+    assert "[launch] rank 1 on 127.0.0.1 was killed by SIGKILL" in end.err
 
 
 def test_an_elastic_job_waits_for_a_failed_start_to_be_repeated_and_begins_without_one_that_fails_for_good(
@@ -238,13 +228,14 @@ def test_a_scheduler_that_cannot_start_is_reported_and_no_node_starts(job):
     assert job.pids() == []
 
 
-def test_ctrl_c_while_nodes_wait_for_each_other_ends_the_job_at_once(job):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_nodes_wait_for_each_other_ends_the_job_at_once(job, number, code):
     with job.started(JOIN + "runtime.barrier() if rank else time.sleep(600)", "-n", "2") as process:
         until_joined(job, 2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         end = ended(process)
-    assert end.code == 130
-    assert "sending SIGINT to ranks 0, 1" in end.err
+    assert end.code == code
+    assert f"sending {number.name} to ranks 0, 1" in end.err
     assert end.err.count("sending") == 1
 
 
@@ -253,40 +244,24 @@ def test_nothing_outlives_a_launcher_that_was_killed_with_its_scheduler(job):
         until_joined(job, 2)
         scheduler = scheduler_of(process.pid)
         process.kill()
-        process.wait()
         until(lambda: not inside(job.folder) and not scheduler.is_running(), "all processes to end")
 
 
-def test_a_job_through_ssh_has_its_scheduler_on_the_first_host(job):
+def test_a_job_through_ssh_has_its_scheduler_on_the_first_host_and_names_a_rank_that_dies_before_it_joins(
+    job,
+):
     (job.folder / "hosts").write_text("127.0.0.1 slots=2\n")
     fake_ssh = f"{sys.executable} {Path(__file__).with_name('fake_ssh.py')}"
+    script = str(ROOT / "scripts" / "launch_ssh.sh")
     job.words = lambda *options: [
-        *(
-            str(REPOSITORY / "scripts" / "launch_ssh.sh"),
-            "hosts",
-            "--ssh",
-            fake_ssh,
-            "--python",
-            sys.executable,
-        ),
-        *(*options, "--", sys.executable, str(job.program)),
+        *(script, "hosts", "--ssh", fake_ssh, "--python", sys.executable, *options),
+        *("--", sys.executable, str(job.program)),
     ]
     port = str(free_port())
-    end = job.run(JOIN + "if rank: raise ValueError('boom')\nruntime.barrier()", "--port", port)
-    assert end.code == 1
-    assert f"[scheduler] netstorm scheduler: job 'default' at 127.0.0.1:{port}" in end.out
-    assert "[launch] rank 1 on 127.0.0.1 failed with exit code 1" in end.err.splitlines()[-1]
-
-
-def test_a_rank_on_another_host_that_dies_before_it_joins_is_named_with_that_host(job):
-    (job.folder / "hosts").write_text("127.0.0.1 slots=2\n")
-    fake_ssh = f"{sys.executable} {Path(__file__).with_name('fake_ssh.py')}"
-    job.words = lambda *options: [
-        *(sys.executable, "-m", "netstorm", "launch", "--hosts", "hosts"),
-        *("--ssh", fake_ssh, "--python", sys.executable, *options, "--", sys.executable, str(job.program)),
-    ]
     program = DIES_FIRST.format(others=1, dies="import nothere") + JOIN
-    assert_told(job.run(program, "--port", str(free_port()), "--log-dir", "logs"), 0)
+    end = job.run(program, "--port", port, "--log-dir", "logs")
+    assert_told(end, 0)
+    assert f"[scheduler] netstorm scheduler: job 'default' at 127.0.0.1:{port}" in end.out
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
@@ -294,13 +269,11 @@ def test_a_rank_of_pytorch_hears_of_one_that_dies_before_pytorchs_own_rendezvous
     program = DIES_FIRST.format(others=1, dies="import nothere") + (
         "import torch.distributed as dist\ndist.init_process_group('netstorm')\n"
     )
-    with job.started(program, "-n", "2", "--log-dir", "logs") as process:
-        out, err = process.communicate(timeout=110)  # importing PyTorch takes long on a busy machine
-    assert_told(Ended(process.returncode, out, err), 0)
+    assert_told(job.run(program, "-n", "2", "--log-dir", "logs"), 0)
 
 
 def test_the_scripts_make_a_job_of_processes_that_are_started_one_by_one(job):
-    scripts = REPOSITORY / "scripts"
+    scripts = ROOT / "scripts"
     starter = job.folder / "start"
     starter.write_text(
         f"""set -e

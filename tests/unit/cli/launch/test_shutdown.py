@@ -57,13 +57,6 @@ def test_a_job_whose_processes_all_end_well_is_over_with_code_0_and_nothing_to_s
     assert (shutdown.exit_code, shutdown.summary(), shutdown.deadline) == (0, [], None)
 
 
-def test_a_job_is_not_over_before_all_nodes_have_been_started():
-    shutdown = Shutdown(2, grace_s=GRACE_S, failure_timeout_s=FAILURE_TIMEOUT_S)
-    shutdown.started(Member(0))
-    shutdown.exited(Member(0), 0, 0.0)
-    assert not shutdown.is_over
-
-
 def test_the_first_failure_gives_its_rank_and_exit_code_however_the_others_end():
     shutdown = started()
     assert "rank 2 failed with exit code 3; ranks 0, 1 have 20 s" in reported(
@@ -81,12 +74,6 @@ def test_the_first_failure_gives_its_rank_and_exit_code_however_the_others_end()
     ]
 
 
-def test_a_signal_that_killed_the_first_is_named_and_gives_128_more():
-    shutdown = started()
-    assert "rank 1 was killed by SIGSEGV" in reported(shutdown.exited(Member(1), 139, 0.0))
-    assert shutdown.exit_code == 139
-
-
 def test_after_a_failure_the_others_are_left_alone_and_then_pushed_up_the_ladder():
     shutdown = started()
     shutdown.exited(Member(2), 3, 0.0)
@@ -97,9 +84,19 @@ def test_after_a_failure_the_others_are_left_alone_and_then_pushed_up_the_ladder
     assert sent(shutdown.tick(FAILURE_TIMEOUT_S + 2 * GRACE_S)) == [((1,), "SIGKILL")]
 
 
-def test_ctrl_c_interrupts_the_nodes_and_not_the_scheduler_which_tells_them_of_each_other():
+@pytest.mark.parametrize(
+    ("reason", "first"),
+    [
+        (signal.SIGINT, "SIGINT"),
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGHUP, "SIGTERM"),  # the terminal is lost
+        (signal.SIGPIPE, "SIGTERM"),  # or the reader of the output
+    ],
+)
+def test_a_signal_stops_the_nodes_and_not_the_scheduler_which_tells_them_of_each_other(reason, first):
     shutdown = started()
-    assert sent(shutdown.stop_requested(signal.SIGINT, 0.0)) == [((0, 1, 2), "SIGINT")]
+    assert sent(shutdown.stop_requested(reason, 0.0)) == [((0, 1, 2), first)]
+    assert shutdown.exit_code == 128 + reason
 
 
 def test_each_step_of_the_ladder_is_said_and_taken_once():
@@ -117,12 +114,6 @@ def test_a_second_ctrl_c_takes_the_next_step_at_once():
     shutdown.stop_requested(signal.SIGINT, 0.0)
     assert sent(shutdown.stop_requested(signal.SIGINT, 0.1)) == [((0, 1, 2), "SIGTERM")]
     assert sent(shutdown.stop_requested(signal.SIGINT, 0.2)) == [((0, 1, 2), "SIGKILL")]
-
-
-def test_sigterm_begins_with_sigterm():
-    shutdown = started()
-    assert sent(shutdown.stop_requested(signal.SIGTERM, 0.0)) == [((0, 1, 2), "SIGTERM")]
-    assert shutdown.exit_code == 143
 
 
 def test_what_ends_because_of_ctrl_c_is_no_failure_and_the_exit_code_is_130():
@@ -157,13 +148,13 @@ def test_a_scheduler_that_stays_after_a_stopped_job_is_stopped_soon():
     assert sent(shutdown.tick(3.0)) == [((SCHEDULER,), "SIGINT")]
 
 
-def test_a_scheduler_that_dies_first_is_the_first_failure():
+def test_a_scheduler_that_is_killed_first_is_the_first_failure_and_its_signal_gives_128_more():
     shutdown = started()
-    assert "the scheduler was killed by SIGKILL; ranks 0-2 have 20 s" in reported(
-        shutdown.exited(SCHEDULER, 137, 0.0)
+    assert "the scheduler was killed by SIGSEGV; ranks 0-2 have 20 s" in reported(
+        shutdown.exited(SCHEDULER, 139, 0.0)
     )
     exit_all(shutdown, 1, 1, 1)
-    assert shutdown.exit_code == 137
+    assert shutdown.exit_code == 139
 
 
 def test_the_scheduler_knows_who_was_first_even_if_others_end_sooner():
@@ -205,12 +196,17 @@ def test_a_blamed_node_that_had_to_be_killed_does_not_hide_who_failed():
     assert shutdown.exit_code == 1
 
 
-def test_a_scheduler_that_ends_well_before_the_nodes_is_no_failure():
+def test_a_job_is_over_when_all_nodes_have_been_started_and_all_have_ended_in_any_order():
     shutdown = started()
-    shutdown.exited(SCHEDULER, 0, 0.0)
-    exit_all(shutdown, 0, 0, 0)
-    assert shutdown.is_over
-    assert shutdown.exit_code == 0
+    for member in (SCHEDULER, 0, 1):
+        shutdown.exited(Member(member), 0, 0.0)
+        assert not shutdown.is_over
+    shutdown.exited(Member(2), 0, 0.0)
+    assert (shutdown.is_over, shutdown.exit_code) == (True, 0)
+    begins = Shutdown(2, grace_s=GRACE_S, failure_timeout_s=FAILURE_TIMEOUT_S)
+    begins.started(Member(0))
+    begins.exited(Member(0), 0, 0.0)
+    assert not begins.is_over
 
 
 def test_after_a_scheduler_that_fails_at_the_start_no_node_is_started():
@@ -306,13 +302,6 @@ def test_whatever_happens_only_the_living_are_told_and_once_stopping_the_end_is_
     ended_well = all(codes.get(rank) == 0 for rank in range(4))
     assert (shutdown.exit_code != 0) or ended_well
     assert bool(shutdown.summary()) == (shutdown.exit_code != 0)
-
-
-@pytest.mark.parametrize("reason", [signal.SIGHUP, signal.SIGPIPE])
-def test_losing_the_terminal_or_the_reader_of_the_output_stops_the_job(reason):
-    shutdown = started()
-    assert sent(shutdown.stop_requested(reason, 0.0)) == [((0, 1, 2), "SIGTERM")]
-    assert shutdown.exit_code == 128 + reason
 
 
 def test_ranks_that_agree_on_the_end_after_sigterm_and_exit_with_0_are_a_job_that_ended_well():
