@@ -19,7 +19,7 @@ import numpy as np
 import netstorm.frontends.mxnet
 from netstorm.checkpoint.jobs import wait_for_last_saving
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.local_updates import HFA, ESync, LocalSGD
+from netstorm.frontends.mxnet.local_updates import HFA, DiLoCo, ESync, LocalSGD, OuterSGD
 
 PATH, STEPS, SAVED = os.environ["SAVED_IN"], {steps}, {saved}
 kv = eval(os.environ["STORE"])
@@ -79,7 +79,7 @@ def test_a_checkpoint_is_resumed_by_one_more_rank_and_all_are_equal(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["LocalSGD(2)", "HFA(2, 2)"])
+@pytest.mark.parametrize("store", ["LocalSGD(2)", "HFA(2, 2)", "DiLoCo([['*']], OuterSGD(), 2)"])
 def test_a_killed_job_goes_on_bit_for_bit(tmp_path: Path, store: str) -> None:
     undisturbed = run(tmp_path / "killed", 2, STORE=store, SAVES=1, SHARES=1)
     assert undisturbed[0]["digests"][-1] == undisturbed[1]["digests"][-1]

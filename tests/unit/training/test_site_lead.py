@@ -8,28 +8,48 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NodeLost
-from netstorm.kvstore.calls import SiteLead, Sites, SiteSums
+from netstorm.kvstore.calls import Sites
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Done, Operation
-from netstorm.protocol.codecs import COLLECTIVE
+from netstorm.training.sites import SiteLead, SiteTensor
 
-VALUES = np.zeros(3, np.float32)
+VALUES = [np.zeros(3, np.float32)]
+TENSORS = [SiteTensor("w", 3, np.dtype("float32"))]
+
+
+class Submitting:
+    """A runtime whose operations a test ends."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.submitted: list[Operation] = []
+
+    def register(
+        self,
+        namespace: int,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        form: int = 0,
+        members: tuple[int, ...] = (),
+    ) -> Key:
+        return Key(namespace, name, shape, dtype, form=form, members=members)
+
+    def submit(self, operation: Operation) -> None:
+        self.submitted.append(operation)
 
 
 class Site:
     """The site of ranks 0, 1 and 2 as one of them sees it; its operations end when a test says so."""
 
     def __init__(self, rank: int) -> None:
-        self.submitted: list[Operation] = []
+        runtime = Submitting(rank)
+        self.submitted = runtime.submitted
         self.ends: list[Exception | None] = []
         self.pulls: list[Done] = []
         sites = Sites(names=("a", "b"), ranks=((0, 1, 2), (3,)), mine=0, rank=rank)
-
-        def register(name: str, elements: int, members: tuple[int, ...]) -> Key:
-            return Key(0, name, (elements,), "float32", form=COLLECTIVE, members=members)
-
-        sums = SiteSums("w", VALUES.size, VALUES.dtype, sites, register=register)
-        self.lead = SiteLead(rank, sites.local, sums, self.submitted.append)
+        self.lead = SiteLead(runtime, 0, TENSORS, sites, elastic=True)
 
     def sum(self) -> None:
         """Begin a sum."""
@@ -126,8 +146,9 @@ def test_an_error_ends_what_was_begun(begin: Callable[[Site], None]) -> None:
 
 
 def test_a_rank_that_is_alone_leads_and_shares_with_nobody() -> None:
-    submitted: list[Operation] = []
-    lead = SiteLead(3, (3,), None, submitted.append)
+    runtime = Submitting(3)
+    sites = Sites(names=("a", "b"), ranks=((0, 1, 2), (3,)), mine=1, rank=3)
+    lead = SiteLead(runtime, 0, TENSORS, sites, elastic=True)
     ends: list[Exception | None] = []
     pulls: list[Done] = []
     lead.sum(VALUES, "gradients of w", 0, ends.append)
@@ -135,4 +156,4 @@ def test_a_rank_that_is_alone_leads_and_shares_with_nobody() -> None:
     pulls[0](None)
     assert lead.leads
     assert ends == [None, None]
-    assert submitted == []
+    assert runtime.submitted == []
