@@ -1,4 +1,4 @@
-"""Outer optimisers: what becomes of values that all ranks have when they have averaged what they learnt.
+"""Outer optimizers: what becomes of values that all ranks have when they have averaged what they learnt.
 
 DiLoCo (arXiv 2311.08105) takes an *outer gradient*, the last global value minus the average of the ranks'
 own values, for a gradient of the global value.

@@ -18,7 +18,7 @@ from netstorm.frontends.mxnet.local_updates import LocalSGD
 
 # The value counts how often each sample has counted in a step; averages count it in parts.
 kv = eval(os.environ.get("STORE", "mx.kv.create('dist_sync_netstorm')"))
-LENGTH, BATCH = 200_000, 3
+LENGTH, BATCH = 200_000, 10
 sampler = ElasticSampler(LENGTH, BATCH, seed=5)
 kv.attach_sampler(sampler)
 kv.attach_state("place", lambda: place, place.update)
@@ -28,7 +28,9 @@ seen_by_all, ended = mx.nd.zeros((LENGTH,)), mx.nd.zeros((1,))
 show("begins at step", place["step"], "and sample", sampler.position)
 while not (ended.asnumpy()[0] and getattr(kv, "is_averaged", True)):
     mine = np.zeros(LENGTH, np.float32)
-    mine[sampler.take()] -= 1
+    batch = sampler.take()
+    mine[batch] -= 1
+    time.sleep(0.002 * len(batch))  # what training takes: less on the small batches of who catches up
     kv.push(["seen", "end"], [mx.nd.array(mine), -asks_for_the_end()])
     kv.pull(["seen", "end"], out=[seen_by_all, ended])
     if getattr(kv, "is_averaged", True):
@@ -65,4 +67,4 @@ def test_no_sample_counts_twice_when_ranks_die_and_join(tmp_path: Path, store: s
     if "LocalSGD" in store:
         return
     # Who comes trains in the first step in which it counts on a batch that another one has, too.
-    assert twice <= 2 * 3
+    assert twice <= 2 * 10

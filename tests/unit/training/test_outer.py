@@ -1,4 +1,4 @@
-"""Outer optimisers: steps on values that all ranks have."""
+"""Outer optimizers: steps on values that all ranks have."""
 
 from __future__ import annotations
 
