@@ -15,8 +15,8 @@ __all__ = [
     "Pacer",
     "Periodic",
     "Periods",
+    "StepPlan",
     "StepSchedule",
-    "SyncSteps",
 ]
 
 
@@ -28,16 +28,22 @@ class Average(enum.Enum):
     ALL = "the average of all"
 
 
-class SyncSteps(Protocol):
+class StepPlan(Protocol):
     """Knows from a step's number, from 1, what follows it."""
 
-    def next_all(self, step: int) -> int:
-        """Return the first step from `step` on that an average of all ranks follows."""
+    @property
+    def interval(self) -> int:
+        """Steps from one average, of a site or of all, to the next."""
 
-    def ends(self, step: int) -> bool:
-        """Return whether a period ends with `step`: all ranks have the same values then. 0: before the first
-        step.
-        """
+    @property
+    def text(self) -> str:
+        """What ranks must agree on."""
+
+    def after(self, step: int) -> Average:
+        """Return what follows a step. 0: before the first one all ranks have the same values, too."""
+
+    def next_all(self, step: int) -> int:
+        """Return the first step from `step` on at which values of all ranks are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,16 @@ class Periods:
             raise UsageError(f"sync_every={sync_every}: it must be at least 1 step")
         return cls(sync_every)
 
+    @property
+    def interval(self) -> int:
+        """Steps from one average to the next."""
+        return self.k1
+
+    @property
+    def text(self) -> str:
+        """What ranks must agree on."""
+        return f"k1={self.k1} k2={self.k2}"
+
     def after(self, step: int) -> Average:
         """Return what follows a step."""
         if step % self.k1:
@@ -76,10 +92,6 @@ class Periods:
         """Return the first step from `step` on that an average of all ranks follows."""
         period = self.k1 * self.k2
         return -(-step // period) * period
-
-    def ends(self, step: int) -> bool:
-        """Return whether an average of all ranks follows `step`."""
-        return self.after(step) is Average.ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +119,22 @@ class FragmentSchedule:
                 f" {self.sync_every - 1}, because a fragment's sum ends before its next one begins"
             )
 
+    @property
+    def interval(self) -> int:
+        """Steps of a period."""
+        return self.sync_every
+
+    @property
+    def text(self) -> str:
+        """What ranks must agree on."""
+        return f"fragments={self.fragments} sync_every={self.sync_every} delay={self.delay}"
+
+    def after(self, step: int) -> Average:
+        """Return `ALL` where a period ends: the last fragment is applied, and if `delay` is 0 no sum is under
+        way.
+        """
+        return Average.NONE if step % self.sync_every else Average.ALL
+
     def begin_at(self, step: int) -> list[int]:
         """Return the fragments whose sums begin after inner step `step`, counted from 1."""
         return self.apply_at(step + self.delay)
@@ -125,10 +153,6 @@ class FragmentSchedule:
             step += 1
         return step
 
-    def ends(self, step: int) -> bool:
-        """Return whether the last fragment is applied at `step`: nothing is under way if `delay` is 0."""
-        return step % self.sync_every == 0
-
     def _place(self, fragment: int) -> int:
         return -(-self.sync_every * (fragment + 1) // self.fragments)
 
@@ -141,6 +165,10 @@ class StepSchedule(Protocol):
         """Names it, with what ranks must agree on."""
 
     @property
+    def steps(self) -> int:
+        """How many steps this rank has taken, with those that it has skipped in a hurry."""
+
+    @property
     def averages(self) -> int:
         """How many averages steps have been followed by, of a site or of all."""
 
@@ -148,47 +176,63 @@ class StepSchedule(Protocol):
     def taken(self) -> int:
         """How many steps there have been since the last one."""
 
+    @property
+    def is_averaged(self) -> bool:
+        """Whether an average of all has followed the last step, or there has been none."""
+
     def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step of the optimizer, and return what follows it.
+        """Begin a step of the optimizer, and return what follows it. May wait for a pacer.
 
         Args:
-            hurries: an average of all follows in any case. Those of the site that would have come before it
+            hurries: values of all are averaged in any case. Averages of the site that would have come before
                 are left out, and count as made.
         """
 
-    def go_on_at(self, averages: int) -> None:
-        """Go on behind so many averages, the last of which was one of all."""
+    def go_on_at(self, averages: int, steps: int | None = None) -> None:
+        """Go on behind so many averages, the last of which was one of all, and steps; None: as many as that
+        takes.
+        """
 
 
 class Periodic:
-    """Counts steps, and averages by their number."""
+    """Counts steps, and averages by their number. See `StepSchedule`."""
 
-    def __init__(self, name: str, periods: Periods) -> None:
+    def __init__(self, name: str, plan: StepPlan) -> None:
         """Begin before the first step."""
-        self.fingerprint: Final = f"{name} k1={periods.k1} k2={periods.k2}"
-        self._periods: Final = periods
+        self.fingerprint: Final = f"{name} {plan.text}"
+        self._plan: Final = plan
         self._steps = 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps this rank has taken."""
+        return self._steps
 
     @property
     def averages(self) -> int:
         """How many averages steps have been followed by."""
-        return self._steps // self._periods.k1
+        return self._steps // self._plan.interval
 
     @property
     def taken(self) -> int:
         """How many steps there have been since the last one."""
-        return self._steps % self._periods.k1
+        return self._steps % self._plan.interval
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether an average of all has followed the last step."""
+        return self._plan.after(self._steps) is Average.ALL
 
     def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step of the optimizer, and return what follows it."""
+        """Begin a step, and return what follows it."""
         self._steps += 1
         if hurries:
-            self._steps = self._periods.next_all(self._steps)
-        return self._periods.after(self._steps)
+            self._steps = self._plan.next_all(self._steps)
+        return self._plan.after(self._steps)
 
-    def go_on_at(self, averages: int) -> None:
-        """Go on behind so many averages."""
-        self._steps = averages * self._periods.k1
+    def go_on_at(self, averages: int, steps: int | None = None) -> None:
+        """Go on behind so many averages, or steps."""
+        self._steps = averages * self._plan.interval if steps is None else steps
 
 
 class Pacer(Protocol):
@@ -202,35 +246,32 @@ class Pacer(Protocol):
 
 
 class Paced:
-    """Averages over all ranks after as many steps as a pacer says."""
+    """Averages over all ranks after as many steps as a pacer says. See `StepSchedule`."""
 
     def __init__(self, name: str, pacer: Pacer) -> None:
         """Begin before the first step."""
         self.fingerprint: Final = name
+        self.steps = 0
+        self.averages = 0
+        self.taken = 0
         self._pacer: Final = pacer
-        self._averages = 0
-        self._taken = 0
 
     @property
-    def averages(self) -> int:
-        """How many averages steps have been followed by."""
-        return self._averages
-
-    @property
-    def taken(self) -> int:
-        """How many steps there have been since the last one."""
-        return self._taken
+    def is_averaged(self) -> bool:
+        """Whether an average has followed the last step."""
+        return self.taken == 0
 
     def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step of the optimizer, and return what follows it. May wait for the pacer."""
-        self._taken += 1
-        if not hurries and self._taken < self._pacer.steps():
+        """Begin a step, and return what follows it."""
+        self.steps += 1
+        self.taken += 1
+        if not hurries and self.taken < self._pacer.steps():
             return Average.NONE
-        self._pacer.round_ends(self._taken)
-        self._taken = 0
-        self._averages += 1
+        self._pacer.round_ends(self.taken)
+        self.taken = 0
+        self.averages += 1
         return Average.ALL
 
-    def go_on_at(self, averages: int) -> None:
-        """Go on behind so many averages."""
-        self._averages, self._taken = averages, 0
+    def go_on_at(self, averages: int, steps: int | None = None) -> None:
+        """Go on behind so many averages, and steps if they are known."""
+        self.averages, self.taken, self.steps = averages, 0, steps or 0

@@ -30,6 +30,8 @@ class SampleShares:
     Attributes:
         epoch: of the next batch, from 0.
         position: samples of this epoch that were given to any rank.
+        rank: this process's.
+        ranks: those that share the next batches, ascending.
     """
 
     def __init__(
@@ -48,8 +50,8 @@ class SampleShares:
         self._shuffle: Final = shuffle
         self._catch_up_size: Final = min(catch_up_size, batch_size)
         self._size = batch_size
-        self._rank = 0
-        self._ranks: tuple[int, ...] = (0,)
+        self.rank = 0
+        self.ranks: tuple[int, ...] = (0,)
         self._order: tuple[int, Permutation] | None = None
         """An epoch, and the order of its samples."""
 
@@ -61,21 +63,30 @@ class SampleShares:
             ranks: those that contributed to the last step, ascending: the same at all ranks.
             counts: this rank contributes to the next step, as far as it knows.
         """
-        self._rank, self._ranks = rank, ranks
+        self.rank, self.ranks = rank, ranks
         self._size = self._batch_size if counts else self._catch_up_size
 
     def take(self) -> list[int]:
         """Return this rank's next batch: numbers of samples."""
-        together = self._batch_size * len(self._ranks)
-        if self.position and self.position + together > self._length:
-            self.epoch, self.position = self.epoch + 1, 0
-        place = self._ranks.index(self._rank) if self._rank in self._ranks else self._rank % len(self._ranks)
-        begin = self.position + place * self._batch_size
-        self.position += together
+        place = self.ranks.index(self.rank) if self.rank in self.ranks else self.rank % len(self.ranks)
+        begin = self._next_batches() + place * self._batch_size
         # With fewer samples than the ranks take together, some are given twice.
         chosen = np.arange(begin, begin + self._size) % self._length
         batch: list[int] = self._samples()[chosen].tolist()
         return batch
+
+    def skip(self, batches: int) -> None:
+        """Leave out so many batches, which the others take: this rank skips steps."""
+        for _ in range(batches):
+            self._next_batches()
+
+    def _next_batches(self) -> int:
+        """Return where the next batches of all ranks begin, and go on behind them."""
+        together = self._batch_size * len(self.ranks)
+        if self.position and self.position + together > self._length:
+            self.epoch, self.position = self.epoch + 1, 0
+        self.position += together
+        return self.position - together
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's batches, without end."""

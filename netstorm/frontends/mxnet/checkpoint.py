@@ -520,7 +520,11 @@ def as_tree(value: object) -> object:
 
 
 def from_tree(tree: object) -> object:
-    """Return what `as_tree` was given, from a tree with NumPy's arrays; new arrays of MXNet's on the host."""
+    """Return what `as_tree` was given, from a tree with NumPy's arrays; new arrays of MXNet's on the host.
+    Arrays of MXNet's stay as they are.
+    """
+    if isinstance(tree, mx.nd.NDArray):
+        return tree
     if isinstance(tree, np.ndarray):
         made = mx.nd.empty(tree.shape, dtype=tree.dtype)
         made[:] = tree

@@ -7,7 +7,6 @@ before the same step offer the same bytes.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import logging
 import queue
@@ -20,7 +19,7 @@ import numpy as np
 
 from netstorm import clock
 from netstorm.checkpoint.format import NumpyTensors, pack, unpack
-from netstorm.errors import UsageError, WaitTimeout
+from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.arrays import StagingBuffer, memory_of, rows_of
 from netstorm.frontends.mxnet.checkpoint import (
     KeptEntry,
@@ -35,15 +34,17 @@ from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.calls import Agreed
 from netstorm.kvstore.forms import Array, Key
-from netstorm.kvstore.process.elastic import wait_for_enough_nodes
+from netstorm.kvstore.process.elastic import ElasticJobState, wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.state_transfer import StateSnapshot
-from netstorm.protocol.frames import checksum
+from netstorm.protocol.frames import ranks_in
+from netstorm.training.averages import in_all_parts
 from netstorm.training.round_results import StoreRoundResults
+from netstorm.training.samplers import SampleShares
 
 __all__ = [
     "ElasticEntry",
     "ElasticJob",
+    "ElasticSampler",
     "Get",
     "Group",
     "Set",
@@ -118,6 +119,7 @@ class ElasticJob:
         self.script: Final = ScriptStates()
         self.joined_with: StepState | None = None
         self.kept_by_script: Final[set[int | str]] = set()
+        self._samplers: Final[list[ElasticSampler]] = []
         self._runtime: Final = runtime
         self._helpers: Final = helpers
         self._live: Final = runtime.node.live
@@ -216,6 +218,8 @@ class ElasticJob:
         if begins:
             self._step = step = step + 1
             self._at_boundary(entries, rule, on_grid=True)
+        if begins or not self._has_pushed:
+            self.skip_samples(0)
         self._has_pushed = True
         for entry in pushed:
             entry.pushed_in = step
@@ -234,6 +238,32 @@ class ElasticJob:
             self._step += 1
             self._at_boundary(entries, rule, on_grid=False)
         self._has_pushed = True
+
+    def skip_samples(self, steps: int) -> None:
+        """Have samplers know that a step has begun, after which this rank skips some."""
+        for sampler in self._samplers:
+            sampler.step_begins()
+            sampler.skip(steps)
+
+    def share_samples(self, sampler: ElasticSampler, entries: Sequence[ElasticEntry]) -> None:
+        """Tell a sampler who was in the last step; waits for its results."""
+        last = max((entry.pushed_in for entry in entries), default=-1)
+        ranks = sampler.ranks
+        if last >= 0:
+            pushed = [entry for entry in entries if entry.pushed_in == last]
+            for entry in pushed:
+                entry.value.wait_to_read()
+            together = in_all_parts(entry.contributors for entry in pushed)
+            ranks = tuple(ranks_in(together)) or ranks
+        sampler.set_ranks(self._runtime.rank, ranks, counts=self.contributes)
+
+    def attach_sampler(self, sampler: ElasticSampler, entries: Callable[[], Sequence[ElasticEntry]]) -> None:
+        """Have a sampler share its samples among the ranks of each step."""
+        first = tuple(sorted(member.rank for member in self._live.first_members))
+        sampler.set_ranks(self._runtime.rank, first)
+        self.attach(f"place of sampler {len(self._samplers)}", sampler.place, sampler.go_on_at)
+        sampler.share_by(lambda: self.share_samples(sampler, entries()))
+        self._samplers.append(sampler)
 
     @property
     def contributes(self) -> bool:
@@ -300,16 +330,13 @@ class ElasticJob:
             state["next_rounds"] = next_rounds | {key.name: number for key, number in occasional.items()}
             content = pack(with_copies(state, copies), NumpyTensors())
             rounds = following | occasional
-            snapshot = StateSnapshot(
-                step=step,
-                content=content,
-                crc=checksum(content),
-                rounds={key.identity: number for key, number in rounds.items() if key.identity >= 0},
+            ElasticJobState(runtime).offer(
+                step,
+                content,
+                {key.identity: number for key, number in rounds.items() if key.identity >= 0},
+                requests,
                 barriers=barriers,
-                requests=requests,
             )
-            _log.info("the state before step %d is offered to newcomers: %d bytes", step, snapshot.nbytes)
-            runtime.post(lambda node, now: node.offer_state(snapshot, now))
             runtime.post(lambda _node, _now: self._offered())
 
         return copy_behind(groups, offer, lambda: runtime.failure is not None)
@@ -557,6 +584,64 @@ def _with_arrays(tree: object) -> object:
     return tree
 
 
+class ElasticSampler(SampleShares):
+    """Gives each rank its batches, in an order that all ranks know; `kv.attach_sampler` says who they are.
+
+    Every epoch has a permutation of all samples. Each rank that contributed to the last step gets the next
+    `batch_size` of them. All ranks agree on who did, so no sample is given twice, and the position is the
+    same at all ranks whoever comes or goes. A rank that contributes for the first time trains on a batch that
+    another one has, too. Samples at the end of an epoch that are too few for a batch of all ranks are left
+    out. A rank that is catching up gets small batches.
+
+    As the `batch_sampler` of a DataLoader it needs `num_workers=0`: workers fetch batches in advance, for
+    ranks that may be gone by then.
+
+    Args:
+        length: number of samples.
+        batch_size: of one rank.
+        seed: of the permutations, the same at all ranks.
+        shuffle: if not, samples come in their order.
+        catch_up_size: of a rank that is catching up; 2, since BatchNorm refuses a single sample.
+
+    Attributes:
+        epoch: of the next batch, from 0.
+        position: samples of this epoch that were given to any rank.
+    """
+
+    _share: Callable[[], None] | None = None
+    """Calls `set_ranks`; only in an elastic job."""
+    _before_step: dict[str, Any] | None = None
+    """The place of the step's first batch: of who begins with this step."""
+
+    def share_by(self, share: Callable[[], None]) -> None:
+        """Have `share` called before each batch."""
+        self._share = share
+
+    def take(self) -> list[int]:
+        """Return this rank's next batch: numbers of samples. Waits in an elastic job for the last step."""
+        if self._share is not None:
+            self._share()
+        if self._before_step is None:
+            self._before_step = self._place()
+        return super().take()
+
+    def step_begins(self) -> None:
+        """Hear that all batches that were taken are those of steps that have begun."""
+        self._before_step = None
+
+    def place(self) -> dict[str, Any]:
+        """Return where a rank begins that joins with the step that begins now."""
+        return self._before_step or self._place()
+
+    def go_on_at(self, place: dict[str, Any]) -> None:
+        """Begin where another rank says."""
+        self.load_state_dict(place)
+        self.set_ranks(self.rank, tuple(place["ranks"]))
+
+    def _place(self) -> dict[str, Any]:
+        return {**self.state_dict(), "ranks": list(self.ranks)}
+
+
 def trainer_state(trainer: mx.gluon.Trainer) -> tuple[Get, Set]:
     """Return the functions for a Trainer that updates the weights itself (`update_on_kvstore=False`).
 
@@ -600,12 +685,7 @@ def _copied_state(state: object) -> object:
     return state
 
 
-# How a newcomer gets the job's state: it asks all ranks, and blocks until it has everything.
-
-_SLICE_S: Final = 0.2
-"""Waits are cut into slices, so that Python's signal handlers run."""
-_REPORT_S: Final = 10.0
-_PROGRESS: Final = "state_bytes_fetched"
+# How a newcomer gets the job's state.
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,25 +710,9 @@ class StepState:
 
 
 def fetch_state(runtime: Runtime) -> StepState:
-    """Block until this node has the job's state.
-
-    Raises:
-        WaitTimeout: nothing has come for too long; names the ranks that have not answered.
-        NetStormError: the job has failed.
-    """
-    _log.warning("rank %d has joined a job that trains already: it fetches the job's state", runtime.rank)
-    begun = clock.monotonic()
-    found: list[StateSnapshot] = []
-    _wait(runtime, _ask(runtime, found.append))
-    snapshot = found[0]
+    """Block until this node has the job's state; errors as of `ElasticJobState.fetch`."""
+    snapshot = ElasticJobState(runtime).fetch()
     state = cast("dict[str, Any]", unpack(snapshot.content, NumpyTensors()))
-    _log.warning(
-        "rank %d has the job's state before step %d: %.1f MB in %.1f s",
-        runtime.rank,
-        snapshot.step,
-        snapshot.nbytes / 1e6,
-        clock.monotonic() - begun,
-    )
     return StepState(
         step=snapshot.step,
         barriers=snapshot.barriers,
@@ -662,45 +726,3 @@ def fetch_state(runtime: Runtime) -> StepState:
         agreed=state["agreed"],
         script=state["script"],
     )
-
-
-def _ask(runtime: Runtime, take: Callable[[StateSnapshot], None]) -> concurrent.futures.Future[None]:
-    future: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    def done(error: Exception | None) -> None:
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    runtime.post(lambda node, now: node.fetch_state(take, done, now))
-    return future
-
-
-def _wait(runtime: Runtime, future: concurrent.futures.Future[None]) -> None:
-    limit_s = runtime.settings.wait_for_nodes_s
-    progress, since = -1.0, clock.monotonic()
-    reported = since
-    while not concurrent.futures.wait([future], _SLICE_S).done:
-        runtime.check()
-        now, fetched = clock.monotonic(), runtime.counters.snapshot().get(_PROGRESS, 0)
-        if fetched != progress:
-            progress, since = fetched, now
-        if now - reported >= _REPORT_S:
-            reported = now
-            _log.warning("still waiting for %s", _waiting_text(runtime))
-        if now - since > limit_s:
-            raise WaitTimeout(
-                f"rank {runtime.rank} has got nothing of the job's state for {limit_s:g} s "
-                f"(NETSTORM_WAIT_FOR_NODES): it waits for {_waiting_text(runtime)}"
-            )
-    future.result()
-
-
-def _waiting_text(runtime: Runtime) -> str:
-    text: concurrent.futures.Future[str] = concurrent.futures.Future()
-    runtime.post(lambda node, _: text.set_result(node.live.waiting_text()))
-    try:
-        return text.result(timeout=1.0) or "the scheduler"
-    except concurrent.futures.TimeoutError:
-        return "its own I/O thread"

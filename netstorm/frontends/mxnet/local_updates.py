@@ -1,9 +1,9 @@
 """KVStores whose ranks train alone for some steps, and exchange what they have learnt less often.
 
 `LocalSGD` averages the values of all ranks every few steps; `HFA` averages within sites, and less often
-across them; `ESync` gives each rank as many steps as let all be ready at once; `MixedSync` sums gradients
-within a site and pushes them to owners, which wait for nobody. Each is what `gluon.Trainer` and `Module` take
-as `kvstore`.
+across them; `ESync` gives each rank as many steps as let all be ready at once; `DiLoCo` gives the average of
+what ranks have learnt to an outer optimizer, fragment by fragment; `MixedSync` sums gradients within a site
+and pushes them to owners, which wait for nobody. Each is what `gluon.Trainer` and `Module` take as `kvstore`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from netstorm.frontends.mxnet.asynchronous import (
     Number,
     PullTarget,
 )
+from netstorm.frontends.mxnet.checkpoint import from_tree
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.entries import Entry, GradientCompression, sum_rows
@@ -34,16 +36,23 @@ from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.owner import Owner
 from netstorm.frontends.mxnet.store import AnyEntry, Given, NetStormKVStore
 from netstorm.frontends.mxnet.updates import CalledUpdater
-from netstorm.kvstore.calls import EncodedSum, SiteLead, Sites, SiteSums, TensorCalls, run_in_turn, set_memory
+from netstorm.kvstore.calls import EncodedSum, Sites, SiteSums, TensorCalls, run_in_turn, set_memory
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import UNBOUNDED, Done, Operation
 from netstorm.kvstore.process.elastic import StepPacer
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.protocol.codecs import COLLECTIVE
-from netstorm.training.averages import Changes, divide_by_contributors, forget_the_past, in_all_parts
-from netstorm.training.periods import Average, Paced, Periodic, Periods, StepSchedule
+from netstorm.training.averages import (
+    Changes,
+    divide_by_contributors,
+    divide_parts,
+    forget_the_past,
+    in_all_parts,
+)
+from netstorm.training.outer import OuterSGD, merge
+from netstorm.training.periods import Average, FragmentSchedule, Paced, Periodic, Periods, StepSchedule
+from netstorm.training.sites import SiteLead, SiteTensor, sums_of_sites
 
-__all__ = ["HFA", "ESync", "LocalSGD", "MixedSync"]
+__all__ = ["HFA", "DiLoCo", "ESync", "LocalSGD", "MixedSync", "OuterSGD"]
 
 
 # One dense key whose value this rank updates alone, and averages now and then.
@@ -104,18 +113,8 @@ def check_averages(store: str, key: object, value: object) -> None:
             )
 
 
-def site_sums(runtime: Runtime, key: Key, sites: Sites) -> SiteSums:
-    """Return the sums of a key's tensor within a site and across sites; all ranks ask for them alike. In an
-    elastic job only those that have begun it do.
-    """
-
-    def register(name: str, elements: int, members: tuple[int, ...]) -> Key:
-        return runtime.register(
-            key.spec.namespace, name, (elements,), "float32", form=COLLECTIVE, members=members
-        )
-
-    of_all = not runtime.node.live.is_elastic
-    return SiteSums(key.name, key.elements, key.dtype, sites, register=register, of_all=of_all)
+def _site_tensor(key: Key) -> SiteTensor:
+    return SiteTensor(key.name, key.elements, key.dtype)
 
 
 class LocalEntry(Entry):
@@ -221,21 +220,24 @@ class LocalEntry(Entry):
     def _encoded_average(self, due: DueAverage) -> tuple[Begin, int]:
         """Return the average of changes along the job's trees, and the number of its first round."""
         assert due.codec is not None
-        encoded, changes, rank = self._encoded_by(due.codec), self._changes, self._runtime.rank
+        encoded, changes = self._encoded_by(due.codec), self._changes
         total = encoded.next_sum(due.priority, due.rule)
-        state = self.kept.state
 
         def begin(memory: Memory, done: Done) -> None:
             def rounds() -> Rounds:
                 yield from changes.rounds(memory, total, lambda change: encoded.rounds(change, total, None))
-                counted = [ranks for _, ranks in total.counted(len(memory))]
-                self.contributors = in_all_parts(counted)
-                if not any(ranks >> rank & 1 for ranks in counted):
-                    forget_the_past(state)
+                self._note_contributors(total, len(memory))
 
             total.begin(rounds(), done)
 
         return begin, total.number
+
+    def _note_contributors(self, total: EncodedSum, elements: int) -> None:
+        """Record whose changes are in an average; forget what this rank had not sent if its are not."""
+        counted = [ranks for _, ranks in total.counted(elements)]
+        self.contributors = in_all_parts(counted)
+        if not any(ranks >> self._runtime.rank & 1 for ranks in counted):
+            forget_the_past(self.kept.state)
 
     def _across_sites(self, due: DueAverage, codec: Codec | None) -> tuple[Begin, int]:
         """Return the average that is formed within sites first, and the number of its first round."""
@@ -318,6 +320,7 @@ class LocalEntry(Entry):
     # --------------------------------------------------------------------------------------------- helpers
 
     def _queue(self, due: DueAverage, begin: Begin, round: int) -> None:
+        """Queue an average in the memory of the value."""
         stored, residual, dtype = self._stored, self.kept, self.key.dtype
 
         def start(completion: Completion) -> None:
@@ -350,11 +353,134 @@ class LocalEntry(Entry):
 
     def _of_sites(self, sites: Sites) -> SiteSums:
         if self._sums is None:
-            self._sums = site_sums(self._runtime, self.key, sites)
+            key, elastic = self.key, self.elastic is not None
+            self._sums = sums_of_sites(
+                self._runtime, key.spec.namespace, _site_tensor(key), sites, elastic=elastic
+            )
         return self._sums
 
 
 _ignore: Final[Done] = lambda _: None  # noqa: E731 -- replaced before the operation is submitted
+
+
+class DiLoCoEntry(LocalEntry):
+    """A key with a *global* value, which has the same bits at all ranks, beside this rank's own one.
+
+    Global values change at synchronisations alone, so they are what checkpoints and newcomers get.
+    """
+
+    __slots__ = ("_change", "_global", "fragment", "under_way", "velocity")
+
+    def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
+        super().__init__(runtime, key, user_key)
+        self._global: Final = StagingBuffer(key.spec.shape, key.dtype)
+        self._change: Final = StagingBuffer(key.spec.shape, key.dtype)
+        """The outer gradient, then its average."""
+        self.velocity: StagingBuffer | None = None
+        """Of an outer optimizer with a momentum."""
+        self.fragment = 0
+        self.under_way = False
+        """A sum has begun and has not been applied."""
+
+    @property
+    def value(self) -> NDArray:
+        """The global value; not to be changed."""
+        return self._global.array
+
+    def initialise(self, value: NDArray | None) -> None:
+        """Give all ranks the same value; see `Entry`."""
+        super().initialise(value)
+        self.remember()
+
+    def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
+        """Take over what a checkpoint or the other ranks have; a value is a global one."""
+        super().restore(value, residual, rounds)
+        if value is not None:
+            self.remember()
+
+    def remember(self) -> None:
+        """Make the value the global one: all ranks have it."""
+        self._global.copy_from(self._stored.array)
+
+    def load_global(self) -> None:
+        """Make the global value this rank's own."""
+        self._stored.copy_from(self._global.array)
+
+    def begin_velocity(self, given: NDArray | None) -> None:
+        """Have a momentum, which begins with zeros if none is given."""
+        self.velocity = StagingBuffer(self.key.spec.shape, self.key.dtype)
+        self.velocity.copy_from(
+            mx.nd.zeros(self.key.spec.shape, dtype=self.key.dtype) if given is None else given
+        )
+
+    def begin_sum(self, due: DueAverage) -> None:
+        """Queue the average of the outer gradient: global minus own value, as they are now."""
+        begin, round = self._plain_average(due) if due.codec is None else self._encoded_change(due)
+        stored, shared, change, dtype = self._stored, self._global, self._change, self.key.dtype
+        self.under_way = True
+
+        def start(completion: Completion) -> None:
+            memory = np.frombuffer(change.memory(), dtype)
+            with np.errstate(all="ignore"):
+                np.subtract(_floats(shared), _floats(stored), out=memory)
+            begin(memory, completion.end)
+
+        push_async(
+            start,
+            reads=(stored.array, shared.array),
+            writes=(change.array, self.kept.array),
+            name="netstorm_average",
+            priority=due.priority,
+            skipped=lambda: self._skip(change, round),
+        )
+
+    def apply(self, outer: OuterSGD, alpha: float) -> None:
+        """Queue the outer step with the average, if a sum is under way, and its merge into the own value."""
+        if not self.under_way:
+            return
+        self.under_way = False
+        stored, shared, change, velocity = self._stored, self._global, self._change, self.velocity
+        computing = self._runtime.computing
+
+        def start(completion: Completion) -> None:
+            def step() -> None:
+                with np.errstate(all="ignore"):
+                    outer.step(
+                        _floats(shared), _floats(change), None if velocity is None else _floats(velocity)
+                    )
+                    merge(_floats(stored), _floats(shared), alpha)
+                completion.succeed()
+
+            computing.run(step)
+
+        written = (stored, shared) if velocity is None else (stored, shared, velocity)
+        push_async(
+            start,
+            reads=(change.array,),
+            writes=[buffer.array for buffer in written],
+            name="netstorm_outer_step",
+        )
+
+    def _encoded_change(self, due: DueAverage) -> tuple[Begin, int]:
+        """Return the average of the outer gradient under a codec, and the number of its first round."""
+        assert due.codec is not None
+        encoded = self._encoded_by(due.codec)
+        total = encoded.next_sum(due.priority, due.rule)
+
+        def begin(memory: Memory, done: Done) -> None:
+            def rounds() -> Rounds:
+                yield from encoded.rounds(memory, total, None)
+                with np.errstate(all="ignore"):
+                    divide_parts(memory, total)
+                self._note_contributors(total, len(memory))
+
+            total.begin(rounds(), done)
+
+        return begin, total.number
+
+
+def _floats(buffer: StagingBuffer) -> npt.NDArray[np.floating[Any]]:
+    return cast("npt.NDArray[np.floating[Any]]", np.frombuffer(buffer.memory(), buffer.dtype))
 
 
 # What stores with local updates share: pushes update this rank's own values, which are averaged at times.
@@ -393,7 +519,7 @@ class LocalUpdatesKVStore(NetStormKVStore):
         self._pushed: Final[set[object]] = set()
         """Keys that were pushed in this step."""
         self._follows = Average.ALL
-        """What follows the step. Before the first one all ranks have the same values, too."""
+        """What follows the step."""
         self._has_attached = False
 
     @property
@@ -409,9 +535,14 @@ class LocalUpdatesKVStore(NetStormKVStore):
         return self._schedule.averages
 
     @property
+    def steps(self) -> int:
+        """How many steps this rank has taken; a rank that joins an elastic job later skips some."""
+        return self._schedule.steps
+
+    @property
     def is_averaged(self) -> bool:
         """Whether all ranks have the same values now: the last step was followed by an average of all."""
-        return self._follows is Average.ALL
+        return self._schedule.is_averaged
 
     def init(self, key: object, value: object) -> None:
         """Make keys known and give them rank 0's values, on all ranks. See `NetStormKVStore.init`.
@@ -464,12 +595,14 @@ class LocalUpdatesKVStore(NetStormKVStore):
             self._elastic.attach(_STATE, self._progress, self._go_on_from)
 
     def _progress(self) -> object:
-        return {"averages": self._schedule.averages}
+        return {"averages": self._schedule.averages, "steps": self._schedule.steps}
 
     def _go_on_from(self, progress: Any) -> None:
-        self._schedule.go_on_at(int(progress["averages"]))
+        self._schedule.go_on_at(int(progress["averages"]), progress.get("steps"))
         self._pushed.clear()
-        self._follows = Average.ALL
+
+    def _settled_entries(self) -> Sequence[AnyEntry]:
+        return super()._settled_entries() if self.is_averaged else ()
 
     def _initialise(self, entry: AnyEntry, initial: NDArray) -> None:
         super()._initialise(entry, initial)
@@ -488,26 +621,37 @@ class LocalUpdatesKVStore(NetStormKVStore):
         keys = set(key) if isinstance(key, (list, tuple)) else {key}
         if not self._pushed or not self._pushed.isdisjoint(keys):
             elastic = self._elastic
-            if elastic is not None and self._follows is Average.ALL:
+            if elastic is not None and self.is_averaged:
                 elastic.begin_period(self._keys.entries, self._rule)
             self._pushed.clear()
+            before = self.steps
             self._follows = self._schedule.next_step(hurries=elastic is not None and not elastic.contributes)
+            if elastic is not None:
+                elastic.skip_samples(self.steps - before - 1)
         self._pushed.update(keys)
 
     def _push_and_update(self, pushed: Given, priority: int) -> None:
         rule, compression = self._rule, self._compression
         assert rule is not None
         self._checkpoints.pushed()
-        fingerprint = f"{self._schedule.fingerprint} {rule.fixed_fingerprint}"
         if compression is not None:
-            fingerprint += compression.fingerprint
             for entry, _ in pushed:
                 compression.check_key(entry.key, "push", entry.tensor_name)
+        fingerprint = self._fingerprint(rule)
         for entry, values in pushed:
             assert isinstance(entry, LocalEntry)
             entry.step(values, rule)
-            if self._follows is not Average.NONE:
-                entry.average(self._due(entry, fingerprint, priority))
+            entry.pushed_in = self.steps
+            self._exchange(entry, fingerprint, priority)
+
+    def _fingerprint(self, rule: CalledUpdater) -> str:
+        text = f"{self._schedule.fingerprint} {rule.fixed_fingerprint}"
+        return text if self._compression is None else text + self._compression.fingerprint
+
+    def _exchange(self, entry: LocalEntry, fingerprint: str, priority: int) -> None:
+        """Queue what follows a key's step."""
+        if self._follows is not Average.NONE:
+            entry.average(self._due(entry, fingerprint, priority))
 
     def _due(self, entry: LocalEntry, fingerprint: str, priority: int) -> DueAverage:
         compression, elastic = self._compression, self._elastic
@@ -616,7 +760,7 @@ class ESync(LocalUpdatesKVStore):
         self._schedule = Periodic(name, Periods(least_steps)) if is_alone else self._paced
 
     @property
-    def steps(self) -> int:
+    def round_steps(self) -> int:
         """The number of steps of the present round; waits until it is known."""
         return self._pacer.steps()
 
@@ -627,6 +771,150 @@ class ESync(LocalUpdatesKVStore):
             begins=lambda: pacer.exchange_begins(round),
             ends=pacer.exchange_ends,
         )
+
+
+# DiLoCo: an outer optimizer over what ranks have learnt alone (arXiv 2311.08105; streaming: 2501.18512).
+
+
+@methods_raise_mxnet_errors
+class DiLoCo(LocalUpdatesKVStore):
+    """Averages what ranks have learnt in `sync_every` steps, and gives it to an outer optimizer.
+
+    Each fragment is synchronised once in `sync_every` steps, at steps that are spread evenly. Its outer
+    gradient is its global minus its local values. The average over all ranks is the gradient for a step of
+    the outer optimizer on the global values, which have the same bits at all ranks. How outer gradients
+    travel, `set_gradient_compression` says.
+
+    A checkpoint has the global values, and so has a rank that joins an elastic job later.
+    """
+
+    _entry_type = DiLoCoEntry
+
+    def __init__(
+        self,
+        model_fragments: Sequence[mx.gluon.Block | Sequence[str]],
+        outer_optimizer: OuterSGD,
+        sync_every: int,
+        *,
+        fragment_sync_delay: int = 0,
+        fragment_update_alpha: float = 0.0,
+    ) -> None:
+        """Join the job; all ranks give the same.
+
+        Args:
+            model_fragments: for each a Block, or patterns of the names of its parameters, or of keys, such as
+                ["*"]. They have no parameter in common, and together all that are trained.
+            outer_optimizer: takes the outer steps.
+            sync_every: steps between two synchronisations of a fragment.
+            fragment_sync_delay: steps between the beginning of a sum and its application; training goes on
+                meanwhile. Less than `sync_every`.
+            fragment_update_alpha: from 0 to 1; local values become (1 - alpha) global + alpha local.
+
+        Raises:
+            UsageError: a value is not allowed; or the job is elastic, and `fragment_sync_delay` not 0.
+        """
+        super().__init__()
+        if not 0.0 <= fragment_update_alpha <= 1.0:
+            raise UsageError(f"fragment_update_alpha={fragment_update_alpha}: it must be from 0 to 1")
+        if not model_fragments:
+            raise UsageError("model_fragments is empty: give at least one Block, as [net]")
+        if not isinstance(outer_optimizer, OuterSGD):
+            raise UsageError(
+                f"outer_optimizer is a {type(outer_optimizer).__name__}: expected one of "
+                "netstorm.training.outer, such as OuterSGD(lr=0.7, momentum=0.9, nesterov=True)"
+            )
+        if self._elastic is not None and fragment_sync_delay:
+            raise UsageError(
+                f"fragment_sync_delay={fragment_sync_delay} in an elastic job (NETSTORM_ELASTIC): a rank "
+                "that joins later cannot take over sums that are under way; use 0"
+            )
+        self._fragments: Final = [
+            list(one.collect_params()) if isinstance(one, mx.gluon.Block) else list(one)
+            for one in model_fragments
+        ]
+        self._plan: Final = FragmentSchedule(
+            fragments=len(model_fragments), sync_every=sync_every, delay=fragment_sync_delay
+        )
+        self._outer: Final = outer_optimizer
+        self._alpha: Final = fragment_update_alpha
+        self._schedule = Periodic(f"DiLoCo alpha={fragment_update_alpha} {outer_optimizer}", self._plan)
+        self._velocities: dict[int | str, Any] = {}
+        """By keys that have not been initialised yet: of a checkpoint or the other ranks."""
+
+    def sync(self) -> None:
+        """Synchronise all keys now, as after the last step; all ranks must call it at the same step.
+
+        Raises:
+            UsageError: no optimizer has been set.
+        """
+        self._check()
+        if self._rule is None:
+            raise UsageError("sync: call set_optimizer first (gluon.Trainer and Module do)")
+        fingerprint, entries = self._fingerprint(self._rule), self._all()
+        for entry in entries:
+            entry.apply(self._outer, self._alpha)
+        for entry in entries:
+            entry.begin_sum(self._due(entry, fingerprint, 0))
+        for entry in entries:
+            entry.apply(self._outer, self._alpha)
+
+    def load_global_parameters(self) -> None:
+        """Make the local values the global ones, which are the same at all ranks, as to save a model; pull
+        them then. What this rank has learnt since its last synchronisation is lost.
+        """
+        self._check()
+        for entry in self._all():
+            entry.load_global()
+
+    def _exchange(self, entry: LocalEntry, fingerprint: str, priority: int) -> None:
+        assert isinstance(entry, DiLoCoEntry)
+        if entry.fragment in self._plan.begin_at(self.steps):
+            entry.begin_sum(self._due(entry, fingerprint, priority))
+        if entry.fragment in self._plan.apply_at(self.steps):
+            entry.apply(self._outer, self._alpha)
+
+    def _initialise(self, entry: AnyEntry, initial: NDArray) -> None:
+        assert isinstance(entry, DiLoCoEntry)
+        name = entry.tensor_name
+        having = [
+            number
+            for number, names in enumerate(self._fragments)
+            if any(fnmatchcase(name, pattern) for pattern in names)
+        ]
+        if len(having) != 1:
+            raise UsageError(
+                f"key {entry.user_key!r} ({name}) is in {len(having)} of model_fragments: expected one, or "
+                "ranks would drift apart in it"
+            )
+        (entry.fragment,) = having
+        super()._initialise(entry, initial)
+        if self._outer.momentum:
+            entry.begin_velocity(self._velocities.pop(entry.user_key, None))
+
+    def _progress(self) -> object:
+        velocities = {
+            entry.user_key: entry.velocity.array for entry in self._all() if entry.velocity is not None
+        }
+        return {"averages": self.averages, "steps": self.steps, "velocities": velocities}
+
+    def _go_on_from(self, progress: Any) -> None:
+        super()._go_on_from(progress)
+        self._velocities = {key: from_tree(array) for key, array in progress["velocities"].items()}
+        for entry in self._all():
+            if entry.user_key in self._velocities:
+                entry.begin_velocity(self._velocities.pop(entry.user_key))
+
+    def _check_checkpoint(self, what: str) -> None:
+        self._check()
+        if what == "save_checkpoint" and any(entry.under_way for entry in self._all()):
+            raise UsageError(
+                "save_checkpoint: sums of outer gradients are under way: save between two of them, or call "
+                "sync() first, at all ranks"
+            )
+
+    def _all(self) -> list[DiLoCoEntry]:
+        entries = self._keys.entries()
+        return [entry for entry in entries if isinstance(entry, DiLoCoEntry)]
 
 
 # MixedSync: synchronous within a site, asynchronous between sites (GeoMX).
@@ -656,8 +944,8 @@ class _MixedEntry(AsyncEntry):
     def join_site(self, sites: Sites) -> None:
         """Begin; called once, before the key is used."""
         runtime, key = self._runtime, self.key
-        sums = None if len(sites.local) == 1 or key.elements == 0 else site_sums(runtime, key, sites)
-        self._lead = SiteLead(runtime.rank, sites.local, sums, runtime.submit)
+        elastic = runtime.node.live.is_elastic
+        self._lead = SiteLead(runtime, key.spec.namespace, [_site_tensor(key)], sites, elastic=elastic)
 
     def push_to_owners(
         self,
@@ -683,7 +971,7 @@ class _MixedEntry(AsyncEntry):
             def pull(pulled: Done) -> None:
                 calls.pull_now(PullTarget(values), owner, freshness, pulled)
 
-            self.lead.share(values, name, freshness.priority, pull, done)
+            self.lead.share([values], name, freshness.priority, pull, done)
 
         arrays = (stored.array, self._turn.array)
         calls.queue(begin, arrays, "netstorm_pull", freshness.priority, owed=f"a pull of key {name!r}")
@@ -718,7 +1006,7 @@ class _MixedEntry(AsyncEntry):
                 else:
                     take(error)
 
-            lead.sum(self._flat(gradient), f"gradients of {key.name}", priority, summed)
+            lead.sum([self._flat(gradient)], f"gradients of {key.name}", priority, summed)
 
         arrays = (gradient.array, self._turn.array)
         calls.queue(begin, arrays, "netstorm_site", priority, owed=f"a sum of key {key.name!r}")

@@ -15,7 +15,7 @@ import ctypes
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -36,7 +36,7 @@ from netstorm.frontends.mxnet.checkpoint import (
     check_trainer,
 )
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.elastic import ElasticJob, Get, Set, trainer_state
+from netstorm.frontends.mxnet.elastic import ElasticJob, ElasticSampler, Get, Set, trainer_state
 from netstorm.frontends.mxnet.engine import LIBRARY, NDArray, check_call
 from netstorm.frontends.mxnet.entries import Entry, GradientCompression, RowEntry, check_rows, compression_of
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
@@ -599,6 +599,24 @@ class ElasticStore(CheckpointedStore):
         elif self._elastic.joined_with is not None:
             self._checkpoints.fill(trainer)
 
+    def attach_sampler(self, sampler: object) -> None:
+        """Have an `ElasticSampler` share its samples among the ranks of each step, and its place travel to
+        ranks that join later; call it before the first step.
+
+        Raises:
+            UsageError: no `ElasticSampler`; or ranks are in different steps.
+            WaitTimeout: as in `attach_state`.
+        """
+        self._check()
+        if not isinstance(sampler, ElasticSampler):
+            raise UsageError(f"attach_sampler: a {type(sampler).__name__}, not an ElasticSampler")
+        if self._elastic is None:
+            self.attach_state("the place of a sampler", sampler.place, sampler.go_on_at)  # it may refuse
+            sampler.set_ranks(self.rank, self.live_ranks)
+            return
+        self._prepare()
+        self._elastic.attach_sampler(sampler, self._settled_entries)
+
     def _barrier(self) -> None:
         """Wait until all ranks are here. A rank that has joined later skips those before its first push."""
         self._prepare()
@@ -641,6 +659,10 @@ class ElasticStore(CheckpointedStore):
         if self._elastic is not None and user_key in self._elastic.kept_by_script:
             return given
         return self._checkpoints.initial_value(user_key, given)
+
+    def _settled_entries(self) -> Sequence[AnyEntry]:
+        """Return the keys by whose last results ranks agree on who is there; none: it stays as it was."""
+        return self._keys.entries()
 
     def _optimizer_set(self, rule: CalledUpdater) -> None:
         if self._elastic is not None:

@@ -270,11 +270,7 @@ class _Tensor:
 
     def push(self, rule: DCASGD, rate: float, *, clock: int) -> concurrent.futures.Future[None]:
         """Begin a push of the present gradients, after `clock` steps; they are copied first."""
-        parts = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in self._flat.parameters
-        ]
-        self._gradient[:] = _on_host(FlatParameters(parts).read().to(self._flat.dtype))
+        self._gradient[:] = _on_host(_gradients(self._flat))
         future, done = future_end()
         number = self.pushes.total
         self.pushes.total += 1
@@ -309,6 +305,12 @@ class _Tensor:
     def take(self) -> None:
         """Give the parameters what was pulled."""
         self._flat.write(torch.from_numpy(self._pulled).to(self._flat.device))
+
+
+def _gradients(flat: FlatParameters) -> torch.Tensor:
+    """Return the gradients as one vector, of the parameters' type; zeros where there are none."""
+    parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in flat.parameters]
+    return FlatParameters(parts).read().to(flat.dtype)
 
 
 def _on_host(vector: torch.Tensor) -> Floats:
@@ -366,26 +368,6 @@ class _FixedSite:
         return True
 
 
-class _ElasticSite:
-    """The site in an elastic job: those who have begun it there, and are left. Their lowest rank leads."""
-
-    def __init__(self, *, is_newcomer: bool) -> None:
-        self._averages: Final = SiteAverages(group_of_all_ranks().member, is_newcomer=is_newcomer)
-        self.ranks = self._averages.ranks
-
-    @property
-    def leader(self) -> int:
-        return self.ranks[0]
-
-    def average(self, vectors: Sequence[torch.Tensor]) -> None:
-        self.ranks = self._averages.average(vectors)
-
-    def share(self, vectors: Sequence[torch.Tensor]) -> bool:
-        leader = self.leader
-        self.ranks = self._averages.copy_from(leader, vectors)
-        return self.leader == leader
-
-
 class MixedSync(AsynchronousSGD):
     """Averages gradients over a site, and trains asynchronously with those averages.
 
@@ -433,12 +415,14 @@ class MixedSync(AsynchronousSGD):
             sites = Sites.of(runtime.node.members, runtime.rank)
             self._site = _FixedSite(_group_of_site(sites, site_group))
         elif site_group is None:
-            self._site = _ElasticSite(is_newcomer=self._newcomer.waits)
+            vectors = [(tensor.vector.flat.size, tensor.vector.flat.dtype) for tensor in self._tensors]
+            member = group_of_all_ranks().member
+            self._site = SiteAverages(member, vectors, is_newcomer=self._newcomer.waits)
         else:
             raise UsageError(
                 "site_group= in an elastic job (NETSTORM_ELASTIC): leave it out, ranks come and go"
             )
-        self._flat = by_kind(parameter for parameter in model.parameters() if parameter.requires_grad)
+        self._flat = [tensor.vector.flat for tensor in self._tensors]
 
     @property
     def is_leader(self) -> bool:
@@ -453,15 +437,7 @@ class MixedSync(AsynchronousSGD):
     def step(self) -> None:
         """Average gradients over the site; its leader pushes them and pulls. Wait for the parameters."""
         led = self.is_leader
-        gradients = [
-            torch.cat(
-                [
-                    torch.zeros_like(one).reshape(-1) if one.grad is None else one.grad.reshape(-1)
-                    for one in flat.parameters
-                ]
-            )
-            for flat in self._flat
-        ]
+        gradients = [_gradients(flat) for flat in self._flat]
         self._site.average(gradients)
         for flat, average in zip(self._flat, gradients, strict=True):
             flat.set_gradients(average)

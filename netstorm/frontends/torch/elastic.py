@@ -30,9 +30,8 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket, HashStore
 from torch.nn.parallel import DistributedDataParallel
 
-from netstorm import clock
 from netstorm.checkpoint.format import digest, pack, unpack
-from netstorm.errors import Disagreement, NodeLost, UsageError, WaitTimeout
+from netstorm.errors import Disagreement, NodeLost, UsageError
 from netstorm.frontends.torch.checkpoint import TorchTensors
 from netstorm.frontends.torch.encoded_averages import Descriptions
 from netstorm.frontends.torch.errors import raises_torch_errors
@@ -42,7 +41,7 @@ from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.startup import before_leaving
 from netstorm.kvstore.calls import Position
-from netstorm.kvstore.process.elastic import ElasticJobState
+from netstorm.kvstore.process.elastic import ElasticJobState, wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import before_finish, runtime_of_this_process
 from netstorm.protocol.frames import ranks_in
 from netstorm.settings import Settings, foreign_variable
@@ -461,9 +460,6 @@ class StateAgreement:
 
 # The state of a program in an elastic job: newcomers get it, and all ranks keep it equal.
 
-_LOOK_EVERY_S: Final = 0.05
-"""While too few nodes are there: between two looks whether others have come."""
-
 
 class ElasticState:
     """What a rank that joins later must have to train as the others do.
@@ -533,7 +529,8 @@ class ElasticState:
             if self.number == 0 or (self._verify_every and self.number % self._verify_every == 0):
                 self.ranks = self._agreement.reach(self.number, at_start=self.number == 0)
         self._begun_at = self._member.positions.now()
-        self._serve()
+        self._answer()
+        wait_for_enough_nodes(self._member.runtime, self._answer)
         self._entries.set_ranks(self._member.rank, self.ranks, counts=self._job.contributes)
         self._member.reduced_by = None
         self.number += 1
@@ -565,35 +562,12 @@ class ElasticState:
         self._entries.load(content["state"])
         self.ranks = tuple(content["ranks"])
         self.number = snapshot.step
-        _log.warning(
-            "rank %d goes on with step %d: it has the state of the others (%d bytes)",
-            self._member.rank,
-            snapshot.step,
-            snapshot.nbytes,
-        )
 
-    def _serve(self) -> None:
-        """Offer the state to newcomers, and wait while there are too few nodes."""
-        settings = self._member.runtime.settings
-        fewest = (settings.elastic_range or (0, 0))[0]
-        deadline: float | None = None
-        while True:
-            requests = self._job.requests
-            if requests:
-                self._offer(self.number, requests)
-            present = len(self._job.live_ranks)
-            if present >= fewest:
-                return
-            self._member.runtime.check()
-            text = f"{present} nodes are in the job, and NETSTORM_ELASTIC={settings.elastic} needs {fewest}"
-            if deadline is None:
-                deadline = clock.monotonic() + settings.wait_for_nodes_s
-                _log.warning("%s: step %d waits for others to join", text, self.number)
-            if clock.monotonic() > deadline:
-                raise WaitTimeout(
-                    f"{text}: nobody has joined for NETSTORM_WAIT_FOR_NODES={settings.wait_for_nodes_s:g} s"
-                )
-            clock.sleep(_LOOK_EVERY_S)
+    def _answer(self) -> None:
+        """Offer the state to ranks that wait for it."""
+        requests = self._job.requests
+        if requests:
+            self._offer(self.number, requests)
 
     def _offer(self, step: int, requests: frozenset[int] | None) -> None:
         content = {

@@ -64,7 +64,6 @@ from netstorm.training.periods import (
     Periodic,
     Periods,
     StepSchedule,
-    SyncSteps,
 )
 
 if TYPE_CHECKING:
@@ -205,24 +204,23 @@ class StepHook(ABC):
         modules: Sequence[nn.Module],
         optimizer: Optimizer,
         ranks: ProcessGroupRanks,
-        sync_steps: SyncSteps,
+        schedule: StepSchedule,
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self._modules = modules
-        self._sync_steps = sync_steps
+        self._schedule = schedule
         self._optimizer = optimizer
         self._ranks = ranks
         self._elastic = (
             ElasticPeriods(self, modules, optimizer, state or {}) if isinstance(ranks, ElasticRanks) else None
         )
         self._hooks: list[RemovableHandle] = []
-        self._steps = 0
         self._started = False
 
     @property
     def steps(self) -> int:
-        """How many steps of the optimizer have been counted."""
-        return self._steps
+        """How many steps this rank has taken; a rank that joins an elastic job later skips some."""
+        return self._schedule.steps
 
     @property
     def state(self) -> ElasticState:
@@ -273,17 +271,12 @@ class StepHook(ABC):
                 self._after_starting()
 
     def _after_optimizer(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
-        self._steps += 1
         elastic = self._elastic
-        if elastic is None:
-            self._after_step()
-            return
-        if elastic.hurries:
-            self._steps = self._next_average(self._steps)
-        self._after_step()
-        elastic.ends = self._period_ends()
-        if not elastic.counted:
-            self._forget_uncounted()
+        self._after_step(self._schedule.next_step(hurries=elastic is not None and elastic.hurries))
+        if elastic is not None:
+            elastic.ends = self._schedule.is_averaged
+            if not elastic.counted:
+                self._forget_uncounted()
 
     def _before_optimizer(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         if self._elastic is not None and self._elastic.ends:
@@ -299,7 +292,7 @@ class StepHook(ABC):
 
     def _progress(self) -> Settings:
         """Return how far this rank is, which all ranks must agree on, too."""
-        return {"the number of steps so far": self._steps}
+        return {"the number of steps so far": self.steps}
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -309,36 +302,25 @@ class StepHook(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
 
-    def _next_average(self, step: int) -> int:
-        """Return the first step from `step` on that an average of all ranks follows."""
-        return self._sync_steps.next_all(step)
-
-    @abstractmethod
-    def _forget_uncounted(self) -> None:
+    def _forget_uncounted(self) -> None:  # noqa: B027 -- most have nothing to do
         """Forget what is kept of this rank's steps, none of which has counted: it has just joined."""
-
-    def _period_ends(self) -> bool:
-        """Return whether an average of all ranks has followed the last step, and nothing is under way."""
-        return self._sync_steps.ends(self._steps)
 
     @abstractmethod
     def _settings(self) -> Settings:
         """Return what all ranks must agree on."""
 
     @abstractmethod
-    def _after_step(self) -> None:
-        """Do what is due after `steps` steps."""
+    def _after_step(self, average: Average) -> None:
+        """Do what is due after the last step."""
 
     @abstractmethod
     def _before_entering(self) -> None:
         """Refuse to be entered, if there is a reason."""
 
-    @abstractmethod
-    def _after_starting(self) -> None:
+    def _after_starting(self) -> None:  # noqa: B027 -- most have nothing to do
         """Take note of the parameters, which are now the same at all ranks."""
 
-    @abstractmethod
-    def _on_leaving(self, *, failed: bool) -> None:
+    def _on_leaving(self, *, failed: bool) -> None:  # noqa: B027 -- most have nothing to do
         """End what is under way; `failed` says that an exception leaves the context."""
 
 
@@ -398,7 +380,7 @@ class DiLoCo(StepHook):
     ) -> None:
         if not 0.0 <= fragment_update_alpha <= 1.0:
             raise UsageError(f"fragment_update_alpha={fragment_update_alpha}: it must be from 0 to 1")
-        self._schedule = FragmentSchedule(
+        self._plan = FragmentSchedule(
             fragments=len(model_fragments), sync_every=sync_every, delay=fragment_sync_delay
         )
         self._alpha = fragment_update_alpha
@@ -411,7 +393,9 @@ class DiLoCo(StepHook):
                 "that joins later cannot take over sums that are under way; use 0"
             )
         codecs = codecs_of_vectors(codec, group or dist.group.WORLD)
-        super().__init__(tuple(model_fragments), inner_optimizer, ranks, self._schedule, state)
+        super().__init__(
+            tuple(model_fragments), inner_optimizer, ranks, Periodic("DiLoCo", self._plan), state
+        )
         self._outer = list(dict.fromkeys(outer))
         self._fragments = [
             Fragment(
@@ -453,7 +437,7 @@ class DiLoCo(StepHook):
         self._refuse_if_lost()
         self._advance(self._fragments)
         return {
-            "steps": self._steps,
+            "steps": self.steps,
             "started": self._started,
             "settings": dict(self._settings()),
             "fragments": [fragment.state() for fragment in self._fragments],
@@ -476,7 +460,7 @@ class DiLoCo(StepHook):
             fragment.load(saved)
         for optimizer, saved in zip(self._outer, state["outer_optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self._steps = int(state["steps"])
+        self._schedule.go_on_at(0, int(state["steps"]))
         self._started = bool(state["started"])
         self._lost = []
 
@@ -494,8 +478,8 @@ class DiLoCo(StepHook):
 
     def _settings(self) -> Settings:
         return {
-            "sync_every": self._schedule.sync_every,
-            "fragment_sync_delay": self._schedule.delay,
+            "sync_every": self._plan.sync_every,
+            "fragment_sync_delay": self._plan.delay,
             "fragment_update_alpha": self._alpha,
             "codec": self._fragments[0].codec_name,
             "model_fragments": [
@@ -514,17 +498,17 @@ class DiLoCo(StepHook):
         for fragment in self._fragments:
             fragment.remember()
 
-    def _after_step(self) -> None:
+    def _after_step(self, average: Average) -> None:
         # First the collectives, then the outer steps, which take time: those collectives overlap with these.
         self._advance(self._fragments)
-        self._begin([self._fragments[number] for number in self._schedule.begin_at(self._steps)])
-        for number in self._schedule.apply_at(self._steps):
+        self._begin([self._fragments[number] for number in self._plan.begin_at(self.steps)])
+        for number in self._plan.apply_at(self.steps):
             self._fragments[number].apply()
 
     def _begin(self, fragments: list[Fragment]) -> None:
         for fragment in fragments:
             fragment.begin()
-        if self._schedule.delay <= 1:  # no step lies between in which one collective could follow another
+        if self._plan.delay <= 1:  # no step lies between in which one collective could follow another
             self._advance(fragments)
 
     def _advance(self, fragments: list[Fragment]) -> None:
@@ -753,8 +737,19 @@ class LocalSGD(StepHook):
         group: dist.ProcessGroup | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self._periods = Periods.every(sync_every)
-        super().__init__([model], optimizer, ProcessGroupRanks.of(group), self._periods, state)
+        self._begin(model, optimizer, Periods.every(sync_every), group, state)
+
+    def _begin(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        periods: Periods,
+        group: dist.ProcessGroup | None,
+        state: Mapping[str, Any] | None,
+    ) -> None:
+        self._periods = periods
+        schedule = Periodic(type(self).__name__, periods)
+        super().__init__([model], optimizer, ProcessGroupRanks.of(group), schedule, state)
         self._flat = by_kind(parameter for parameter in model.parameters() if parameter.requires_grad)
         if not self._flat:
             raise UsageError(f"the model ({type(model).__name__}) has no parameters that need a gradient")
@@ -762,12 +757,12 @@ class LocalSGD(StepHook):
     @property
     def averages(self) -> int:
         """How many averages steps have been followed by, of the site or of all."""
-        return self._steps // self._periods.k1
+        return self._schedule.averages
 
     @property
     def is_averaged(self) -> bool:
         """Whether all ranks have the same parameters: the last step was followed by an average of all."""
-        return self._period_ends()
+        return self._schedule.is_averaged
 
     def sync(self) -> None:
         """Average now; all ranks must call it at the same step."""
@@ -788,7 +783,7 @@ class LocalSGD(StepHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps and the settings; parameters are in the model's own `state_dict()`."""
-        return {"steps": self._steps, "started": self._started, "settings": dict(self._settings())}
+        return {"steps": self.steps, "started": self._started, "settings": dict(self._settings())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`, saved with the same settings; load the model and the optimizer as well."""
@@ -796,7 +791,7 @@ class LocalSGD(StepHook):
         if differing:
             name, saved, mine = differing[0]
             raise UsageError(f"the checkpoint was saved with {name}={saved}, but this LocalSGD has {mine}")
-        self._steps = int(state["steps"])
+        self._schedule.go_on_at(int(state.get("averages", 0)), int(state["steps"]))
         self._started = bool(state["started"])
 
     def _settings(self) -> Settings:
@@ -809,18 +804,9 @@ class LocalSGD(StepHook):
         for flat in self._flat:
             flat.check_unchanged("the model")
 
-    def _after_starting(self) -> None:
-        """There is no copy of the parameters."""
-
-    def _after_step(self) -> None:
-        if self._periods.after(self._steps) is Average.ALL:
+    def _after_step(self, average: Average) -> None:
+        if average is Average.ALL:
             self.sync()
-
-    def _forget_uncounted(self) -> None:
-        """Nothing is kept from one average to the next."""
-
-    def _on_leaving(self, *, failed: bool) -> None:
-        """Nothing is ever under way between steps."""
 
 
 # Hierarchical frequency aggregation: averages within a site often, and across sites seldom (GeoMX).
@@ -865,17 +851,16 @@ class HFA(LocalSGD):
         mesh: DeviceMesh | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        periods = Periods(k1, k2)
-        super().__init__(model, optimizer, k1, state=state)
-        self._periods = self._sync_steps = periods
+        self._begin(model, optimizer, Periods(k1, k2), None, state)
         self._of_site: ProcessGroupRanks | SiteAverages
         if self._elastic is not None:
             if mesh is not None:
                 raise UsageError(
                     "mesh= in an elastic job (NETSTORM_ELASTIC): leave it out, ranks come and go"
                 )
+            vectors = [(flat.size, accumulator_type(flat.dtype)) for flat in self._flat]
             member = group_of_all_ranks().member
-            self._of_site = SiteAverages(member, is_newcomer=self._elastic.is_newcomer)
+            self._of_site = SiteAverages(member, vectors, is_newcomer=self._elastic.is_newcomer)
             return
         self._mesh = site_mesh() if mesh is None else mesh
         if LOCAL not in (self._mesh.mesh_dim_names or ()):
@@ -906,9 +891,9 @@ class HFA(LocalSGD):
     def _settings(self) -> Settings:
         return {**super()._settings(), "k2": self._periods.k2}
 
-    def _after_step(self) -> None:
-        super()._after_step()
-        if self._periods.after(self._steps) is Average.SITE:
+    def _after_step(self, average: Average) -> None:
+        super()._after_step(average)
+        if average is Average.SITE:
             self.sync_site()
 
 
@@ -962,16 +947,15 @@ class ESync(LocalSGD):
         self._bounds = (least_steps, most_steps)
         self._pacer = StepPacer(runtime, least=least_steps, most=most_steps)
         self._paces = runtime.size > 1 or self._elastic is not None
-        self._schedule: StepSchedule = (
-            Paced("ESync", self._pacer) if self._paces else Periodic("ESync", Periods(least_steps))
-        )
+        if self._paces:
+            self._schedule = Paced("ESync", self._pacer)
         self._rounds = 0
         """Reported to the state server: those of this process, and of the job before it joined."""
 
     @property
-    def averages(self) -> int:
-        """How many averages there have been."""
-        return self._schedule.averages
+    def round_steps(self) -> int:
+        """The number of steps of the present round; waits until it is known."""
+        return self._pacer.steps()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers of steps and averages, and the settings; call it right after an average.
@@ -984,11 +968,6 @@ class ESync(LocalSGD):
             raise UsageError(f"{taken} steps after an average: save right after one, when ranks agree")
         return {**super().state_dict(), "averages": self.averages}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; load the model and the optimizer as well."""
-        super().load_state_dict(state)
-        self._schedule.go_on_at(int(state["averages"]))
-
     def elastic_state(self) -> dict[str, Any]:
         """Return what a rank needs that joins an elastic job later."""
         return {**super().state_dict(), "averages": self.averages, "rounds": self._rounds}
@@ -998,12 +977,6 @@ class ESync(LocalSGD):
         self.load_state_dict(state)
         self._rounds = int(state["rounds"])
 
-    def _next_average(self, step: int) -> int:
-        return step
-
-    def _period_ends(self) -> bool:
-        return self._schedule.taken == 0
-
     def _settings(self) -> Settings:
         least, most = self._bounds
         return {**super()._settings(), "least_steps": least, "most_steps": most}
@@ -1011,9 +984,8 @@ class ESync(LocalSGD):
     def _progress(self) -> Settings:
         return {"the number of averages so far": self.averages}
 
-    def _after_step(self) -> None:
-        hurries = self._elastic is not None and self._elastic.hurries
-        if self._schedule.next_step(hurries=hurries) is Average.NONE:
+    def _after_step(self, average: Average) -> None:
+        if average is Average.NONE:
             return
         if self._paces:
             if any(flat.device.type == "cuda" for flat in self._flat):

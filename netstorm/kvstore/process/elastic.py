@@ -36,8 +36,13 @@ __all__ = [
 ]
 
 
+_log = logging.getLogger(__name__)
+
 _SLICE_S: Final = 0.2
 """Blocking waits are cut into slices, so that Python's signal handlers run."""
+_REPORT_S: Final = 10.0
+"""How often a wait is reported."""
+_PROGRESS: Final = "state_bytes_fetched"
 
 
 class ElasticJobState:
@@ -75,9 +80,15 @@ class ElasticJobState:
         return self._runtime.node.live.ranks
 
     def offer(
-        self, step: int, content: Buffer, rounds: Mapping[int, int], requests: frozenset[int] | None
+        self,
+        step: int,
+        content: Buffer,
+        rounds: Mapping[int, int],
+        requests: frozenset[int] | None,
+        *,
+        barriers: int = 0,
     ) -> None:
-        """Offer this rank's state.
+        """Offer this rank's state; from any thread.
 
         Args:
             step: of the program; ranks that offer the same step offer the same bytes.
@@ -85,26 +96,70 @@ class ElasticJobState:
             rounds: by key, the first round of the step.
             requests: those that there were before the state was made; it answers them alone. None: the
                 program has ended, and it answers all, also those of ranks that come later.
+            barriers: how many the program has passed.
         """
         snapshot = StateSnapshot(
-            step=step, content=content, crc=checksum(content), rounds=dict(rounds), requests=requests
+            step=step,
+            content=content,
+            crc=checksum(content),
+            rounds=dict(rounds),
+            barriers=barriers,
+            requests=requests,
         )
+        _log.info("the state before step %d is offered to newcomers: %d bytes", step, snapshot.nbytes)
         self._runtime.post(lambda node, now: node.offer_state(snapshot, now))
 
     def fetch(self) -> StateSnapshot:
         """Wait for the state of a step, and return it.
 
         Raises:
+            WaitTimeout: nothing has come for too long; names the ranks that have not answered.
             NetStormError: the job has failed.
         """
-        self._runtime.check()
+        runtime = self._runtime
+        runtime.check()
+        _log.warning("rank %d has joined a job that trains already: it fetches the job's state", runtime.rank)
+        begun = clock.monotonic()
         found: list[StateSnapshot] = []
-        fetch = self._runtime.node.fetch_state
-        future = self._runtime.process.driver.ask(lambda done, now: fetch(found.append, done, now))
+        future, done = future_end()
+        runtime.post(lambda node, now: node.fetch_state(found.append, done, now))
+        self._wait(future, begun)
+        snapshot = found[0]
+        _log.warning(
+            "rank %d has the job's state before step %d: %.1f MB in %.1f s",
+            runtime.rank,
+            snapshot.step,
+            snapshot.nbytes / 1e6,
+            clock.monotonic() - begun,
+        )
+        return snapshot
+
+    def _wait(self, future: concurrent.futures.Future[None], begun: float) -> None:
+        runtime = self._runtime
+        limit_s = runtime.settings.wait_for_nodes_s
+        progress, since, reported = -1.0, begun, begun
         while not concurrent.futures.wait([future], _SLICE_S).done:
-            pass
+            runtime.check()
+            now, fetched = clock.monotonic(), runtime.counters.snapshot().get(_PROGRESS, 0)
+            if fetched != progress:
+                progress, since = fetched, now
+            if now - reported >= _REPORT_S:
+                reported = now
+                _log.warning("still waiting for %s", self._waiting_text())
+            if now - since > limit_s:
+                raise WaitTimeout(
+                    f"rank {runtime.rank} has got nothing of the job's state for {limit_s:g} s "
+                    f"(NETSTORM_WAIT_FOR_NODES): it waits for {self._waiting_text()}"
+                )
         future.result()
-        return found[0]
+
+    def _waiting_text(self) -> str:
+        text: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._runtime.post(lambda node, _: text.set_result(node.live.waiting_text()))
+        try:
+            return text.result(timeout=1.0) or "the scheduler"
+        except concurrent.futures.TimeoutError:
+            return "its own I/O thread"
 
 
 # How many local steps this node takes before each exchange: it measures, reports, and gets the answer.
@@ -219,11 +274,8 @@ class StepPacer:
 
 # Programs of elastic jobs wait while fewer nodes are there than NETSTORM_ELASTIC demands.
 
-_log = logging.getLogger(__name__)
-
 _LOOK_S: Final = 0.05
 """How often a program that waits looks whether nodes have come."""
-_REPORT_S: Final = 10.0
 
 
 def wait_for_enough_nodes(runtime: Runtime, meanwhile: Callable[[], None] = lambda: None) -> None:

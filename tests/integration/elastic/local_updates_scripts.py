@@ -8,7 +8,7 @@ AVERAGES = (
     PROLOGUE.replace('kv = mx.kv.create("dist_sync_netstorm")\n', "")
     + """
 import json
-from netstorm.frontends.mxnet.local_updates import HFA, ESync, LocalSGD
+from netstorm.frontends.mxnet.local_updates import HFA, DiLoCo, ESync, LocalSGD, OuterSGD
 
 # Each step of each rank adds 1 to all values. So an average adds the mean number of steps of those who are in
 # it, however many they are.

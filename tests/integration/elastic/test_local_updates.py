@@ -55,6 +55,12 @@ def test_the_state_server_waits_for_nobody_who_is_gone_or_has_just_come(tmp_path
 
 
 @pytest.mark.slow
+def test_global_values_survive(tmp_path: Path) -> None:
+    plain = "OuterSGD(1.0, 0.0, nesterov=False)"
+    _kill_restart_and_join(tmp_path, f"DiLoCo([['*']], {plain}, 4)", 4, COMPRESSION=INT8, ALL_STEPS=1)
+
+
+@pytest.mark.slow
 def test_sites_go_on_without_their_lowest_rank(tmp_path: Path) -> None:
     _kill_restart_and_join(tmp_path, "HFA(2, 2)", 4)
 

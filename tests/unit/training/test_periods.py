@@ -83,10 +83,9 @@ def test_every_k1th_step_averages_the_site_and_every_k2th_of_these_all(k1, k2, s
     periods = Periods(k1, k2)
     expected = Average.NONE if step % k1 else Average.SITE if step % (k1 * k2) else Average.ALL
     assert periods.after(step) is expected
-    assert periods.ends(step) == (expected is Average.ALL)
     found = periods.next_all(step)
-    assert periods.ends(found)
-    assert not any(periods.ends(between) for between in range(step, found))
+    assert periods.after(found) is Average.ALL
+    assert not any(periods.after(between) is Average.ALL for between in range(step, found))
 
 
 @pytest.mark.parametrize(
@@ -129,8 +128,8 @@ def test_who_hurries_does_not_ask_the_pacer_and_tells_it_how_many_steps_it_took(
 
     pacer = Pacer()
     schedule = Paced("ESync", pacer)
-    schedule.go_on_at(7)
+    schedule.go_on_at(7, steps=20)
     assert schedule.next_step(hurries=True) is Average.ALL
     assert [schedule.next_step() for _ in range(3)] == [Average.NONE, Average.NONE, Average.ALL]
-    assert schedule.averages == 9
+    assert (schedule.averages, schedule.steps) == (9, 24)
     assert pacer.taken == [1, 3]

@@ -64,6 +64,18 @@ def test_a_rank_that_catches_up_gets_small_batches_and_moves_on_as_the_others_do
     assert newcomer.state_dict() == found[0].state_dict()
 
 
+def test_a_rank_that_skips_steps_leaves_out_what_the_others_take() -> None:
+    found = samplers((0, 1), 40, 5)
+    newcomer = SampleShares(40, 5, seed=3)
+    newcomer.set_ranks(3, (0, 1))
+    newcomer.take()
+    newcomer.skip(5)
+    for sampler in found:
+        for _ in range(6):
+            sampler.take()
+    assert newcomer.state_dict() == found[0].state_dict() == {"epoch": 1, "position": 20, "length": 40}
+
+
 def test_fewer_samples_than_the_ranks_take_together_are_given_again() -> None:
     (sampler,) = samplers((0,), 3, 5, shuffle=False)
     assert sampler.take() == [0, 1, 2, 0, 1]

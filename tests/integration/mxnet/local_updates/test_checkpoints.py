@@ -17,7 +17,7 @@ import numpy as np
 import netstorm.frontends.mxnet
 from netstorm.checkpoint.jobs import wait_for_last_saving
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.local_updates import HFA, ESync, LocalSGD
+from netstorm.frontends.mxnet.local_updates import HFA, DiLoCo, ESync, LocalSGD, OuterSGD
 
 STEPS, SAVED, SAVES = int(os.environ["STEPS"]), int(os.environ["SAVED"]), os.environ["SAVES"] == "1"
 
@@ -50,6 +50,7 @@ def trained(kv, path, shares):
 for name, make, shares in (
     ("local", lambda: LocalSGD(2), True),
     ("hfa", lambda: HFA(2, 2), True),
+    ("diloco", lambda: DiLoCo([["*"]], OuterSGD(), 2), True),
     ("esync", lambda: ESync(4, 4), False),
 ):
     trained(make(), os.path.join(os.environ["SAVED_IN"], name), shares)
@@ -78,20 +79,20 @@ def run(folder: Path, nodes: int, *, saves: bool) -> list[list[dict[str, Any]]]:
                 job.send(rank, signal.SIGKILL)
         ended = [job.end(rank) for rank in range(nodes)]
         assert [one.code for one in ended] == [-signal.SIGKILL if saves else 0] * nodes, ended[0].text
-    by_rank = [[json.loads(line) for line in one.out.splitlines()[:3]] for one in ended]
+    by_rank = [[json.loads(line) for line in one.out.splitlines()[:4]] for one in ended]
     return [list(of_store) for of_store in zip(*by_rank, strict=True)]
 
 
 def test_killed_jobs_go_on_bit_for_bit_and_with_one_more_rank(tmp_path: Path) -> None:
     undisturbed = run(tmp_path / "killed", 2, saves=True)
     again = run(tmp_path / "again", 2, saves=False)
-    for before, after in zip(undisturbed[:2], again[:2], strict=True):
+    for before, after in zip(undisturbed[:3], again[:3], strict=True):
         assert before[0]["digests"][-1] == before[1]["digests"][-1]
         assert before[0]["digests"][0] != before[1]["digests"][0]
         for one, other in zip(before, after, strict=True):
             assert other == {"first": SAVED, "averages": SAVED // 2, "digests": one["digests"][SAVED:]}
     # Rank 0 has written everything: all go on with the states of its optimizer.
-    esync = again[2]
+    esync = again[3]
     assert [(one["first"], one["averages"]) for one in esync] == [(SAVED, 1)] * 2
     assert esync[0]["digests"][-1] == esync[1]["digests"][-1]
 

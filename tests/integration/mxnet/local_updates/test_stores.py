@@ -118,10 +118,12 @@ def test_esync_takes_as_many_steps_as_the_state_server_says_and_all_get_the_same
     kv.init("w", full(0))
     expected = 0.0
     for round in range(5):
-        count = 0
+        count, before = 0, kv.steps
         while kv.averages == round:
+            assert kv.round_steps > count
             kv.push("w", full(-1.0))
             count += 1
+        assert kv.steps == before + count
         assert 2 <= count <= (6 if round else 2)
         value = pulled(kv, "w")
         assert same_everywhere(kv, mx.nd.array(value))

@@ -1,0 +1,175 @@
+"""Sums of tensors within a site, and which of its ranks leads it: speaks for it to other sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from netstorm.kvstore.calls import Sites, SiteSums, run_in_turn, set_memory
+from netstorm.kvstore.forms import Array, Key
+from netstorm.kvstore.operations import Done, Operation
+from netstorm.protocol.codecs import COLLECTIVE
+
+__all__ = ["SiteLead", "SiteRuntime", "SiteTensor", "sums_of_sites"]
+
+
+class SiteRuntime(Protocol):
+    """What sums need of `netstorm.kvstore.process.runtime.Runtime`."""
+
+    @property
+    def rank(self) -> int:
+        """This node's rank."""
+
+    def register(
+        self,
+        namespace: int,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        form: int = 0,
+        members: tuple[int, ...] = (),
+    ) -> Key:
+        """Make a key known to the job."""
+
+    def submit(self, operation: Operation) -> None:
+        """Begin an operation."""
+
+
+class SiteTensor(NamedTuple):
+    """A tensor that is summed within sites: the same at all ranks."""
+
+    name: str
+    elements: int
+    dtype: np.dtype[np.generic]
+
+
+def sums_of_sites(
+    runtime: SiteRuntime, namespace: int, tensor: SiteTensor, sites: Sites, *, elastic: bool
+) -> SiteSums:
+    """Return the sums of a tensor within a site and across sites; all ranks ask for them alike. In an elastic
+    job only those that have begun it do.
+    """
+
+    def register(name: str, elements: int, members: tuple[int, ...]) -> Key:
+        return runtime.register(namespace, name, (elements,), "float32", form=COLLECTIVE, members=members)
+
+    return SiteSums(tensor.name, tensor.elements, tensor.dtype, sites, register=register, of_all=not elastic)
+
+
+class SiteLead:
+    """The ranks of a site that share some tensors, the lowest of which leads.
+
+    In an elastic job a rank that has left is missing in the next result, which is the same at all that are
+    left. So they agree on who leads. Sums and values are numbered when they begin: a rank begins one after
+    the other, in the order of its script, and all ranks of the site in the same order.
+    """
+
+    def __init__(
+        self,
+        runtime: SiteRuntime,
+        namespace: int,
+        tensors: Sequence[SiteTensor],
+        sites: Sites,
+        *,
+        elastic: bool,
+    ) -> None:
+        """Begin with all ranks of the site.
+
+        Args:
+            runtime: of this process.
+            namespace: of the keys.
+            tensors: what is summed and shared, flat; those without elements are left as they are.
+            sites: of the job; of a rank that has joined later, itself alone.
+            elastic: ranks may leave.
+        """
+        self.ranks = sites.local
+        """Those that are left, as the last result says."""
+        self._rank: Final = runtime.rank
+        self._submit: Final = runtime.submit
+        self._sums: Final = [
+            sums_of_sites(runtime, namespace, tensor, sites, elastic=elastic)
+            if tensor.elements and len(sites.local) > 1
+            else None
+            for tensor in tensors
+        ]
+
+    @property
+    def leader(self) -> int:
+        """The rank that pushes and pulls."""
+        return self.ranks[0]
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank does."""
+        return self.leader == self._rank
+
+    def sum(self, values: Sequence[Array], what: str, priority: int, done: Done) -> None:
+        """Replace values by their sums over the site.
+
+        Args:
+            values: of each tensor.
+            what: for error messages, the same at all ranks.
+            priority: larger goes first on every link.
+            done: hears of the end.
+        """
+        self._run(lambda sums: sums.within(what, priority), values, done)
+
+    def average(self, values: Sequence[Array], what: str, priority: int, done: Done) -> None:
+        """Replace values by their averages over those of the site that contribute; see `sum`."""
+        self._run(lambda sums: sums.average_within(what, priority), values, done)
+
+    def copy(self, values: Sequence[Array], what: str, priority: int, done: Done) -> None:
+        """Replace values by the leader's; see `sum`. If another rank leads then, the leader has died, and the
+        values are any.
+        """
+        leader = self.leader
+        self._run(lambda sums: sums.from_leader(what, priority, leader=leader), values, done)
+
+    def share(
+        self, values: Sequence[Array], what: str, priority: int, pull: Callable[[Done], None], done: Done
+    ) -> None:
+        """Replace values by those that the leader pulls; see `sum`. If it dies meanwhile, the next one pulls.
+        `pull` has this rank's values replaced by the newest ones.
+        """
+        leader = self.leader
+
+        def shared(error: Exception | None) -> None:
+            if error is None and self.leader != leader:
+                self.share(values, what, priority, pull, done)
+            else:
+                done(error)
+
+        def pulled(error: Exception | None) -> None:
+            if error is None:
+                self.copy(values, what, priority, shared)
+            else:
+                done(error)
+
+        if self.leads:
+            pull(pulled)
+        else:
+            pulled(None)
+
+    def _run(
+        self, operations_of: Callable[[SiteSums], list[Operation]], values: Sequence[Array], done: Done
+    ) -> None:
+        operations: list[Operation] = []
+        for sums, memory in zip(self._sums, values, strict=True):
+            if sums is not None:
+                begun = operations_of(sums)
+                set_memory(begun, memory)
+                operations += begun
+
+        def ended(error: Exception | None) -> None:
+            if error is None:
+                for operation in operations:
+                    for bits in operation.contributors:  # of some chunks
+                        self.ranks = tuple(
+                            rank for rank in self.ranks if bits >> rank & 1 or rank == self._rank
+                        )
+            done(error)
+
+        run_in_turn(operations, self._submit, ended)
