@@ -23,15 +23,10 @@ from typing import Any
 def serve(run: Callable[[dict[str, Any]], object], prepare: Callable[[dict[str, Any]], object] = id) -> None:
     """Serve until "end", or until standard input ends; then kill what is left.
 
-    <<<<<<< HEAD
-        A request is for one process: it has the files `out` and `err` that the process writes to, and what `run`
-        needs. `run` is called in that process, which ends as a script would. `prepare` is called before, in this
-        one: what it imports is imported once for all. An error there comes again in the process, which shows it.
-    =======
-        A request is for one process: it has the files `out` and `err` that the process writes to, perhaps the
-        `folder` that it runs in, and what `run` needs. `run` is called in that process, which ends as a script
-        would.
-    >>>>>>> trest
+    A request is for one process: it has the files `out` and `err` that the process writes to, perhaps the
+    `folder` that it runs in, and what `run` needs. `run` is called in that process, which ends as a script
+    would. `prepare` is called before, in this one: what it imports is imported once for all. An error there
+    comes again in the process, which shows it.
     """
     # Collections of garbage in the processes pass over what was imported here, which is none of theirs: the
     # end of one that has PyTorch then takes 0.4 s of processor time, and not 1.2 s.
