@@ -76,7 +76,8 @@ def hops(network: Network, root: Rank, *, up: bool) -> dict[int, int]:
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(network.ranks)
     graph.add_edges_from((link.source, link.target) for link in network.links)
-    return dict(nx.shortest_path_length(graph.reverse() if up else graph, source=root))
+    away: dict[int, int] = nx.single_source_shortest_path_length(graph.reverse() if up else graph, root)
+    return away
 
 
 def assert_as_shallow_as_links_allow(network: Network, tree: Tree) -> None:
