@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
+from netstorm.errors import FrameError
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.codecs import ITEM_BYTES
+from netstorm.protocol.frames import open_frames
 from netstorm.topology.detours import hops_of
 from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree
@@ -222,3 +225,60 @@ def few_chunks(job):
     """Return the job with chunks so large that no key has too many."""
     largest = max(math.prod(key.shape) for key in job.keys)
     return replace(job, chunk_size=max(job.chunk_size, -(-largest // MOST_CHUNKS)))
+
+
+def usable(network, least=1e6):
+    """Return a network without lines so slow that a handshake would take longer than the time-outs."""
+
+    def lifted(rate):
+        return None if rate is None else max(rate, least)
+
+    return replace(
+        network,
+        nodes=tuple(
+            replace(node, egress=lifted(node.egress), ingress=lifted(node.ingress)) for node in network.nodes
+        ),
+        links=tuple(replace(link, rate=lifted(link.rate)) for link in network.links),
+        changes=tuple(replace(change, rate=lifted(change.rate)) for change in network.changes),
+    )
+
+
+def counted(cluster, name):
+    return sum(node.machine.counters.snapshot().get(name, 0) for node in cluster.nodes)
+
+
+def nothing_was_amiss(cluster):
+    """No part was refused or came twice, and every credit was due; parts of chunks that have moved may come
+    late.
+    """
+    late = () if counted(cluster, "chunks_moved") else ("parts_of_complete_rounds",)
+    for name in (
+        "protocol_violations",
+        "contributions_counted_before",
+        "results_known_before",
+        "credits_unasked",
+        "dropped_refused",
+        *late,
+    ):
+        assert counted(cluster, name) == 0, name
+
+
+def examples(count):
+    """Return the settings of a test of so many examples; the profile `nightly` runs 40 times as many."""
+    return settings(max_examples=count * settings().max_examples // 50)
+
+
+def on_messages(cluster, kind, action):
+    """Call `action` with source, target and message of each message of this kind that the network carries."""
+    before = cluster.network.watch
+
+    def watch(source, target, header, payload):
+        before(source, target, header, payload)
+        try:
+            message = open_frames(header, 1 if payload is None else 2).message
+        except FrameError:
+            return
+        if isinstance(message, kind):
+            action(source, target, message)
+
+    cluster.network.watch = watch

@@ -64,7 +64,7 @@ def test_pushes_are_applied_once(training):
     asynchronous.check_total(training, asynchronous.run(training))
 
 
-@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_views_change(seed):
     chaos.run(seed, steps=8, faults=3)
     asynchronous_chaos.run(seed, steps=8, faults=3)

@@ -7,13 +7,14 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import JoinRefused, NodeFailed, NodeLost, NodeRemoved
 from netstorm.lab.simulation.cluster import SimulatedJobs
 from netstorm.scheduler.snapshot import JobPhase
 from netstorm.topology.network import Network
+from tests.simulated.jobs import examples
 
 
 def join(jobs, nodes):
@@ -87,7 +88,7 @@ def test_two_jobs_with_the_same_ranks_and_keys_sum_each_its_own():
 
 
 @given(st.integers(0, 2**32), st.data())
-@settings(max_examples=8)
+@examples(3)
 def test_a_job_that_fails_in_the_middle_does_not_disturb_the_others(seed, data):
     jobs = SimulatedJobs(
         seed=seed, delay_s=0.05, jitter_s=0.1, heartbeat_interval_s=0.5, heartbeat_timeout_s=2.0
@@ -119,7 +120,7 @@ def test_a_job_that_fails_in_the_middle_does_not_disturb_the_others(seed, data):
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=8)
+@examples(3)
 def test_jobs_come_and_go_in_any_order_and_names_are_used_again(seed):
     chance = random.Random(seed)
     jobs = SimulatedJobs(seed=seed, delay_s=0.005, jitter_s=0.01, forming_s=chance.choice((0.0, 0.5)))
@@ -179,18 +180,6 @@ def test_a_scheduler_of_two_jobs_ends_when_both_have_and_lets_no_third_one_in():
     assert outcome.exit_code == 0
 
 
-def test_a_job_whose_only_comer_has_gone_makes_room_for_others():
-    jobs = SimulatedJobs(most_jobs=1)
-    stranger = jobs.start("nobody-knows", 4)[:1]
-    jobs.run_until(lambda: bool(jobs.scheduler.machine.jobs))
-    (refused,) = jobs.start("mine", 1)
-    jobs.run_until_ended([refused.joined])
-    assert isinstance(refused.joined.error, JoinRefused)
-    assert "NETSTORM_MOST_JOBS" in str(refused.joined.error)
-    for node in stranger:
-        node.process.die()
-
-
 FAR = """
 nodes: {0: {}, 1: {}, 2: {}}
 links:
@@ -230,7 +219,7 @@ def test_a_job_changes_to_the_trees_of_its_share_while_another_runs_and_back_whe
     assert all(node.failure is None for node in small)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0])
 def test_the_same_seed_gives_the_same_run(seed):
     def run():
         jobs = SimulatedJobs(seed=seed, delay_s=0.01, jitter_s=0.02)

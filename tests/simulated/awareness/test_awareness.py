@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.process import LocalClock
 from netstorm.protocol import messages as m
+from netstorm.protocol.frames import Peer
+from netstorm.scheduler.build_status import build_status
 from netstorm.topology.network import Change, Network, Rank, generate, mesh
 
 ELEMENTS = 500_000
 
 
-def send(node, report):
-    node.process.call(lambda _: node.machine._outbox.send_to_scheduler(report))
+def send(cluster, rank, report):
+    machine = cluster.scheduler.machine
+    cluster.scheduler.call(lambda now: machine.receive(Peer(rank), report, None, None, now))
 
 
 def rounds(cluster, count, elements=ELEMENTS):
@@ -91,7 +95,7 @@ def test_without_awareness_the_first_policy_stays_whatever_is_measured():
     cluster = SimulatedCluster(4, network=network, seed=3).join()
     assert cluster.scheduler.machine.awareness is None
     report = m.Measured(links=(m.LinkMeasure(source=1, rate=1e6, error=0.1),))
-    send(cluster.nodes[0], report)
+    send(cluster, 0, report)
     cluster.run_for(60.0)
     assert cluster.scheduler.machine.policy.version == 0
 
@@ -113,7 +117,7 @@ def test_reports_of_nonsense_change_nothing_and_end_nothing(garbage):
     for rank in range(3):
         links = tuple(m.LinkMeasure(source=one, rate=garbage, error=garbage) for one in range(-2, 9))
         report = m.Measured(links=links, egress=garbage, ingress=garbage, outgoing=links)
-        send(cluster.nodes[rank], report)
+        send(cluster, rank, report)
     cluster.run_for(3.0)
     assert cluster.scheduler.machine.policy.version == 0
     awareness = cluster.scheduler.machine.awareness
@@ -153,3 +157,34 @@ def test_exploration_shows_nearly_all_links_that_one_tree_does_not_use_and_witho
         seen[auxiliary] = len(known.collector.measured) / len(network.links)
     assert seen[True] >= 0.95
     assert seen[False] <= 0.7  # the avalanche effect: what no tree uses nobody measures
+
+
+# ----------------------------------------------------------------------- the status of a job at its scheduler
+
+
+def test_the_scheduler_sees_rounds_times_bytes_and_clocks_of_all_nodes():
+    clocks = {
+        -1: LocalClock(),
+        0: LocalClock(),
+        1: LocalClock(offset_s=-0.05, drift=-5e-5, sync_error_s=0.001),
+    }
+    cluster = SimulatedCluster(2, seed=5, delay_s=0.25, clocks=clocks.__getitem__).join()
+    for _ in range(3):
+        cluster.allreduce("w", [np.ones(1000, np.float32)] * 2)
+    asked_at = cluster.now
+    cluster.run_until(lambda: cluster.now > asked_at + 3.0, 10.0, "heartbeats")
+    machine = cluster.scheduler.machine
+    status = build_status(machine.snapshot(cluster.scheduler.now()), time=0.0)
+    for node in status.nodes:
+        assert (node.rounds, node.last_round) == (3, 2)
+        assert node.round_s is not None
+        assert node.round_s >= 0.25  # what it takes from the other rank
+        assert node.waited_s is not None
+        assert node.waited_s >= 3 * 0.25
+        assert node.bytes_sent is not None
+        assert node.bytes_sent >= 3 * 1000 * 4
+    first, second = status.nodes
+    assert first.clock_offset_s == 0.0
+    assert second.clock_offset_s == pytest.approx(0.051, abs=0.005)
+    assert second.clock_drift == pytest.approx(5e-5, rel=0.01)
+    cluster.finish()

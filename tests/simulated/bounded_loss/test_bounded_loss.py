@@ -26,19 +26,10 @@ VALUES, CHUNK = 40_000, 4000
 TERMS = LossTerms(bound=0.3, deadline_s=0.2)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_all_sums_are_exact_and_nothing_is_lost(seed):
-    assert run(seed).results
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_so_it_is_while_policies_change(seed):
-    assert run(100 + seed, policies=3).results
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_so_it_is_in_jobs_that_nodes_leave(seed):
-    assert run(200 + seed, crashes=1, policies=seed % 2).results
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("more", [{}, {"policies": 3}, {"crashes": 1, "policies": 1}], ids=str)
+def test_all_sums_are_exact_and_nothing_is_lost_while_policies_change_or_nodes_leave(seed, more):
+    assert run(100 * len(more) + seed, **more).results
 
 
 @pytest.mark.slow
@@ -247,6 +238,7 @@ def leave_slow_programs_behind(monkeypatch):
     monkeypatch.setattr(MissedRounds, "record", lambda *_: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutation",
     [
@@ -271,6 +263,7 @@ def fails():
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutation", "test"),
     [

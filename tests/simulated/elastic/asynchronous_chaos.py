@@ -292,24 +292,6 @@ class AsynchronousChaos(chaos.Chaos):
                 f"alive={node.alive} error={program.error!r} pushed={program.pushed} "
                 f"confirmed={program.confirmed} {text}"
             )
-            if node.alive and joined is not None:
-                serving = joined.asynchronous._serving
-                lines.append(
-                    f"    view={joined.asynchronous._routed.view} silent={joined.state.policy.silent} "
-                    f"members={joined.state.policy.members} "
-                    f"waits for {serving.handover.waits_for} clocks="
-                    f"{[one.ended_by_rank for one in serving._staleness.clocks.values()]}"
-                )
-                lines += [
-                    f"      {served.key.name} block {block.number}: v{block.version} "
-                    f"shown={block.shown} serving={block.serving} busy={block.busy} "
-                    f"installed={block.installed} queue={len(block.queue)} pulls={len(block.pulls)} "
-                    f"early={len(block.early)} unconfirmed={len(block.unconfirmed)} "
-                    f"begins={block.begins} shipped={block.shipped and block.shipped.version} "
-                    f"owned={block in served.owned}"
-                    for served in serving._served.values()
-                    for block in served.blocks.values()
-                ]
         return "\n".join(lines)
 
 

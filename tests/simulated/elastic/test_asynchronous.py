@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import WaitTimeout
 from netstorm.kvstore.asynchronous.blocks import Block, BlockCopies
 from netstorm.kvstore.asynchronous.server import Serving
 from tests.simulated.elastic import asynchronous_chaos as chaos
+from tests.simulated.jobs import examples
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=4, deadline=None)
+@examples(2)
 def test_whatever_happens_pushes_count_once_and_pulls_never_go_back(seed):
     chaos.run(seed, steps=8, faults=3)
 
@@ -26,17 +27,14 @@ def test_owners_and_replicas_change_in_this_job():
     assert report.checked > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(
-            80, id="ranks that are cut off together confirm pushes to each other", marks=pytest.mark.slow
-        ),
+        pytest.param(80, id="ranks that are cut off together confirm pushes to each other"),
         pytest.param(122, id="a newcomer's pushes are counted from those of the others in a new block, too"),
-        pytest.param(148, id="places that no node has hold up nobody", marks=pytest.mark.slow),
-        pytest.param(
-            367, id="all owners count a newcomer's clocks from the same one", marks=pytest.mark.slow
-        ),
+        pytest.param(148, id="places that no node has hold up nobody"),
+        pytest.param(367, id="all owners count a newcomer's clocks from the same one"),
     ],
 )
 def test_jobs_that_have_failed_once(seed):
@@ -84,6 +82,7 @@ def repeated_pushes(patch):
     patch.setattr(Block, "add_part", forgetful)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutation", "error"),
     [

@@ -1,4 +1,4 @@
-"""States of blocks that their holders do not give, or that are lost with owner and replica."""
+"""States of blocks that their holders do not give, or that are lost with both; members that lie."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import functools
 import logging
 import re
 from dataclasses import replace
-from types import MethodType
+from typing import get_args
 
 import msgspec
 import numpy as np
 import pytest
 
-from netstorm.errors import NodeLost, WaitTimeout
-from netstorm.kvstore.asynchronous.blocks import BlockState
+from netstorm.errors import NetStormError, NodeLost, WaitTimeout
 from netstorm.lab.simulation.asynchronous import AsynchronousStore
 from netstorm.lab.simulation.cluster import SimulatedCluster
-from netstorm.protocol.messages import CopiesHeld, CopyKept, HeldCopy
+from netstorm.lab.testing.decoders import message_classes
+from netstorm.lab.testing.hostile_member import HostileMember
+from netstorm.protocol import messages as m
+from netstorm.protocol.frames import Peer
+from netstorm.protocol.messages import BlockCopy, CopiesHeld, CopyKept, CopyWanted, HeldCopy
+from netstorm.pslite.machine import Send
 
 NODES = 4
 WAIT_S = 40.0
@@ -48,9 +52,6 @@ class Job:
         self.cluster.run_until_ended(pending, limit_s)
         return [one.result() for one in pending]
 
-    def serving(self, rank):
-        return self.stores[rank].machine._serving
-
     def push(self, ranks):
         self.ended([self.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in ranks])
 
@@ -75,41 +76,68 @@ class Job:
         self.cluster.run_until(lambda: rank in self.stores[1].machine.owners.ranks, 10.0, "its blocks")
 
 
-def claims_more(serving):
+def interpose(node, *, sent=lambda send: send, received=lambda _: True):
+    """Change or drop what a node sends, and drop what it receives; return what receives all the same."""
+    machine = node.machine
+    take, receive = machine.take_instructions, machine.receive
+
+    def take_changed():
+        changed = (sent(one) if isinstance(one, Send) else one for one in take())
+        return [one for one in changed if one is not None]
+
+    def receive_some(peer, message, *arguments):
+        if received(message):
+            receive(peer, message, *arguments)
+
+    machine.take_instructions, machine.receive = take_changed, receive_some
+    return receive
+
+
+def without(kind):
+    """Return what drops messages of a kind."""
+    return lambda send: None if isinstance(send.message, kind) else send
+
+
+def claims_more(node):
     """Says that it has newer states than anybody, and sends none."""
-    send = serving._routed.send
+    everything = tuple(HeldCopy(key=0, block=block, version=1000) for block in range(2 * NODES))
 
-    def lie(target, message, payload=None):
-        if isinstance(message, CopiesHeld):
-            blocks = [HeldCopy(key=0, block=block, version=1000) for block in range(2 * NODES)]
-            message = msgspec.structs.replace(message, copies=tuple(blocks))
-        send(target, message, payload)
+    def lie(send):
+        if not isinstance(send.message, CopiesHeld):
+            return send
+        return replace(send, message=msgspec.structs.replace(send.message, copies=everything))
 
-    serving._routed.send = lie
-    serving._give = lambda *_: None
+    interpose(node, sent=lie, received=lambda message: not isinstance(message, CopyWanted))
 
 
-def sends_nothing(serving):
+def sends_nothing(node):
     """Has states of which it says, and sends none."""
-    serving._give = lambda *_: None
+    interpose(node, received=lambda message: not isinstance(message, CopyWanted))
 
 
-def sends_older(serving):
+def sends_older(node):
     """Sends other states than those of which it has told."""
-    ship = serving._ship
+    wanted = set()
 
-    def give(self, rank, served, block, place):
-        kept = self._copies.get(place) or BlockState(
-            version=2, applied=[0] * NODES, begins=[0] * NODES, values=bytes(64), states=b"1"
-        )
-        ship(rank, place, replace(kept, version=1, applied=[0] * NODES))
+    def note(message):
+        if isinstance(message, CopyWanted):
+            wanted.add((message.path[0], message.block))
+        return True
 
-    serving._give = MethodType(give, serving)
+    def lie(send):
+        if (
+            not isinstance(send.message, BlockCopy)
+            or (send.message.path[-1], send.message.block) not in wanted
+        ):
+            return send
+        return replace(send, message=msgspec.structs.replace(send.message, version=1, applied=(0,) * NODES))
+
+    interpose(node, sent=lie, received=note)
 
 
-def says_nothing(serving):
+def says_nothing(node):
     """Does not say what it has."""
-    serving._announce = lambda *_: None
+    interpose(node, sent=without(CopiesHeld))
 
 
 @pytest.mark.parametrize("lie", [claims_more, sends_nothing, sends_older, says_nothing])
@@ -119,7 +147,7 @@ def test_a_job_goes_on_with_the_states_of_others_if_a_rank_does_not_give_what_it
     job.push(range(NODES))
     job.crash(3)
     job.push((0, 1, 2))
-    lie(job.serving(1))  # keeps copies of what was rank 3's, and is rank 0's now
+    lie(job.cluster.nodes[1])  # keeps copies of what was rank 3's, and is rank 0's now
     with caplog.at_level(logging.ERROR):
         job.come_back(3)
         for store in job.stores.values():
@@ -136,7 +164,7 @@ def test_a_rank_that_gets_no_state_from_anybody_names_those_and_the_job_goes_on_
     job.crash(3)
     job.push((0, 1, 2))
     for rank in (0, 1):
-        sends_nothing(job.serving(rank))
+        sends_nothing(job.cluster.nodes[rank])
     job.come_back(3)
     job.push((0, 1, 2))  # what rank 3 cannot serve is rank 0's again, which has it
     assert set(job.pull(2)) == {4 + 3 + 3}
@@ -169,13 +197,20 @@ def test_a_rank_that_sends_states_piece_by_piece_is_not_silent():
     job.push(range(NODES))
     job.crash(3)
     job.push((0, 1, 2))
-    slow = job.serving(1)
-    give, late = slow._give, []
-    slow._give = lambda *arguments: late.append(functools.partial(give, *arguments))
+    slow = job.cluster.nodes[1]
+    late: list[CopyWanted] = []
+
+    def keep(message):
+        if isinstance(message, CopyWanted):
+            late.append(message)
+        return not isinstance(message, CopyWanted)
+
+    receive = interpose(slow, received=keep)
 
     def one_more():
         if late:
-            job.cluster.nodes[1].process.call(lambda _: late.pop(0)())
+            wanted = late.pop(0)
+            slow.process.call(lambda now: receive(Peer(wanted.path[-2]), wanted, None, None, now))
         job.cluster.at(job.cluster.now + WAIT_S / 5, one_more)
 
     job.cluster.at(job.cluster.now, one_more)
@@ -200,11 +235,7 @@ def test_a_silent_replica_stalls_owners_no_longer_than_the_scheduler_waits_for_i
 def test_a_replica_that_confirms_nothing_is_named_by_whoever_waits():
     job = Job()
     job.push(range(NODES))
-    mute = job.serving(2)
-    send = mute._routed.send
-    mute._routed.send = lambda to, message, payload=None: (
-        isinstance(message, CopyKept) or send(to, message, payload)
-    )
+    interpose(job.cluster.nodes[2], sent=without(CopyKept))
     pending = [job.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in (0, 1, 3)]
     job.cluster.run_until_ended(pending, 2 * WAIT_S)
     for one in pending:
@@ -221,7 +252,7 @@ def test_states_that_are_asked_for_wait_until_it_is_known_who_has_the_newest(mon
         patch.setattr(slow, "states", lambda _, done: late.append(functools.partial(done, b"1")))
         pending, found = job.stores[0].pull_states("w")
         job.cluster.run_until(lambda: len(late) == 2, 5.0, "the store is asked")
-    says_nothing(job.serving(0))  # rank 1 does not know for 10 s what rank 0 has of its blocks
+    says_nothing(job.cluster.nodes[0])  # rank 1 does not know for 10 s what rank 0 has of its blocks
     job.crash(3)
     for done in late:
         job.cluster.nodes[1].process.call(functools.partial(_call, done))
@@ -236,10 +267,15 @@ def _call(done, _now):
     done()
 
 
-def sends_no_states(serving):
+def sends_no_states(node):
     """Sends blocks with right values, and something else than its update rule's states."""
-    ship = serving._ship
-    serving._ship = lambda rank, place, state: ship(rank, place, replace(state, states=b"many"))
+
+    def lie(send):
+        if not isinstance(send.message, BlockCopy):
+            return send
+        return replace(send, payload=bytes(send.payload)[: send.message.values] + b"many", payload_crc=None)
+
+    interpose(node, sent=lie)
 
 
 def test_a_state_that_the_update_rule_cannot_take_is_passed_over_for_that_of_another_holder(caplog):
@@ -248,7 +284,7 @@ def test_a_state_that_the_update_rule_cannot_take_is_passed_over_for_that_of_ano
     job.push(range(NODES))
     job.crash(3)
     job.push((0, 1, 2))
-    sends_no_states(job.serving(1))  # keeps copies of what was rank 3's, and is rank 0's now
+    sends_no_states(job.cluster.nodes[1])  # keeps copies of what was rank 3's, and is rank 0's now
     with caplog.at_level(logging.ERROR):
         job.come_back(3)
         job.push(range(NODES))
@@ -267,7 +303,7 @@ def test_a_block_of_which_no_state_is_left_names_the_rank_that_sent_something_el
     owners, key = job.stores[2].machine.owners, job.cluster.nodes[2].keys["w"]
     pairs = {(owners.owner(key, block), owners.replica(key, block)) for block in range(2 * NODES)}
     assert (3, 0) in pairs
-    sends_no_states(job.serving(3))
+    sends_no_states(job.cluster.nodes[3])
     job.push(range(NODES))
     job.crash(3)
     pending = [job.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in (0, 1, 2)]
@@ -279,3 +315,69 @@ def test_a_block_of_which_no_state_is_left_names_the_rank_that_sent_something_el
         r"update rule that rank 3 has sent of block \d of key 'w' are b'many': expected a number of updates",
         str(failure),
     )
+
+
+# -------------------------------------------------------------- a member that sends what no correct one would
+
+KINDS = get_args(m.AsynchronousMessage)
+OTHERS = tuple(kind for kind in message_classes() if not issubclass(kind, KINDS))
+STEPS = 12
+
+
+class HostileOwner(HostileMember):
+    """Sends messages of asynchronous training, most of them to a rank directly, about a key that it has."""
+
+    def _turn(self):
+        if self._others():
+            super()._turn()
+
+    def _send(self, message, payload):
+        target = self._chance.choice(self._others())
+        if isinstance(message, KINDS):
+            changes = {"path": (self._rank, int(target)), "hop": 1}
+            joined = self._node.machine.joined
+            if joined is not None and self._chance.random() < 0.9:
+                changes["view"] = joined.asynchronous._routed.view
+            if hasattr(message, "key") and self._chance.random() < 0.8:
+                changes["key"] = 0
+            message = msgspec.structs.replace(message, **changes)
+        self._send_to(target, message, payload)
+
+
+def run(seed):
+    """Let a member lie while another one dies; what fails names the liar. Return whether that happened."""
+    job, hostile, dies = Job(seed=seed), seed % NODES, (seed + 2) % NODES
+    job.push(range(NODES))
+    spares: tuple[type[m.Message], ...] = OTHERS
+    if seed % 8 < 4:
+        spares = (*OTHERS, m.Push)  # a push under another rule ends the job at once
+    member = HostileOwner(
+        job.cluster, hostile, seed=seed, forges_parts=True, most=4000, every_s=0.002, spares=spares
+    )
+    correct = [rank for rank in range(NODES) if rank not in (hostile, dies)]
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            job.cluster.faults.crash(dies)
+        pending = [job.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in correct]
+        pending += [job.stores[rank].pull("w") for rank in correct]
+        job.cluster.run_until_ended(pending, 100.0)
+        errors = [one.error for one in pending if isinstance(one.error, NetStormError)]
+        if errors:  # who is owner next may end, too, with what was lost with the first one
+            assert any(re.search(rf"\brank {hostile}\b", str(error)) for error in errors), errors
+            return True
+        assert all(one.error is None for one in pending)
+        job.cluster.run_for(0.1)
+    assert member.sent
+    return False
+
+
+def test_a_job_goes_on_or_names_the_member_that_lies():
+    ends = {run(seed) for seed in range(8)}
+    assert True in ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(8, 108, 25))
+def test_many_members_lie(first):
+    for seed in range(first, first + 25):
+        run(seed)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from netstorm.lab.simulation.process import host_of
 from netstorm.protocol.frames import SCHEDULER
 from tests.simulated.elastic.elastic_run import STEPS, ElasticRun
+from tests.simulated.jobs import examples
 
 
 @given(st.integers(0, 2**32), st.integers(2, 5))
-@settings(max_examples=5)
+@examples(2)
 def test_results_are_exact_while_nodes_and_the_scheduler_die_and_come_back(seed, nodes):
     check_with_restarts(seed, nodes, deaths=2)
 
@@ -64,7 +65,7 @@ def check_with_restarts(seed, nodes, *, deaths):
 
 
 @given(st.integers(0, 2**32), st.integers(3, 5), st.booleans(), st.booleans())
-@settings(max_examples=5)
+@examples(2)
 def test_a_standby_takes_over_whether_or_not_a_node_dies_with_the_scheduler(seed, nodes, silent, dies):
     chance = random.Random(f"standby {seed}")
     run = ElasticRun(seed, nodes, standbys="standby:9091", keyed=True)
@@ -83,7 +84,7 @@ def test_a_standby_takes_over_whether_or_not_a_node_dies_with_the_scheduler(seed
 
 
 @given(st.integers(0, 2**32), st.integers(3, 6))
-@settings(max_examples=5)
+@examples(2)
 def test_of_two_sides_of_a_partition_only_one_with_a_majority_goes_on(seed, nodes):
     """Both sides have a scheduler. Results of both would differ, which `ResultChecks` sees."""
     chance = random.Random(f"partition {seed}")

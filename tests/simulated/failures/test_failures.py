@@ -7,32 +7,31 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import (
     Closed,
-    JoinRefused,
     KeyMismatch,
     NodeFailed,
     NodeLost,
     SchedulerLost,
     Unavailable,
-    UnevenRounds,
     WaitTimeout,
 )
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.testing.faults import Crash, Cut
 from netstorm.lab.testing.strategies import fault_plans
 from netstorm.protocol.frames import SCHEDULER
-from tests.simulated.failures.steady_rounds import endless_rounds, some_rounds
+from tests.simulated.failures.workload import endless_rounds, some_rounds
+from tests.simulated.jobs import examples
 
 MARGIN_S = 3.0
 """Beyond the time-out: heartbeat intervals, round trips, the scheduler's decision."""
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.data())
-@settings(max_examples=40)
+@examples(15)
 def test_when_a_node_dies_all_others_are_told_who_in_time_and_for_good(seed, nodes, data):
     victim = data.draw(st.integers(0, nodes - 1))
     silent = data.draw(st.booleans())
@@ -57,7 +56,7 @@ def test_when_a_node_dies_all_others_are_told_who_in_time_and_for_good(seed, nod
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.booleans(), st.floats(0.0, 0.5))
-@settings(max_examples=25)
+@examples(8)
 def test_when_the_scheduler_dies_all_nodes_say_so(seed, nodes, silent, after):
     cluster = SimulatedCluster(nodes, seed=seed, chunk_size=50, delay_s=0.01).join()
     endless_rounds(cluster)
@@ -82,7 +81,7 @@ def test_a_link_that_stays_cut_ends_a_job_that_has_no_other_and_names_both_its_e
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.data())
-@settings(max_examples=40)
+@examples(15)
 def test_whatever_is_cut_and_however_long_everything_ends_well_or_with_an_error(seed, nodes, data):
     plan = data.draw(fault_plans(nodes, duration_s=0.5, longest_cut_s=40.0))
     cluster = SimulatedCluster(nodes, seed=seed, delay_s=0.01, chunk_size=30).join()
@@ -97,29 +96,6 @@ def test_whatever_is_cut_and_however_long_everything_ends_well_or_with_an_error(
     assert all(one.ended for one in pending)
     for node in cluster.nodes:
         assert node.has_left or isinstance(node.failure, Unavailable)
-
-
-def test_a_rank_that_finishes_early_is_named_with_its_last_round_and_the_one_that_is_waited_for():
-    cluster = SimulatedCluster(3, seed=2)
-    cluster.allreduce("w", [np.ones(4)] * 3)
-    cluster.nodes[1].finish()
-    waiting = [cluster.nodes[rank].push("w", np.ones(4)) for rank in (0, 2)]
-    cluster.run_until_ended(waiting, 5.0)
-    for one, rank in zip(waiting, (0, 2), strict=True):
-        with pytest.raises(UnevenRounds) as error:
-            one.result()
-        assert f"rank {rank} waits for round 1 of key 'w'" in str(error.value)
-        assert "rank 1 (node1:" in str(error.value)
-        assert "finished after round 0" in str(error.value)
-
-
-def test_a_rank_that_never_used_a_key_is_named():
-    cluster = SimulatedCluster(2, seed=2).join()
-    waiting = cluster.nodes[0].push("w", np.ones(4))
-    cluster.nodes[1].finish()
-    cluster.run_until_ended([waiting], 5.0)
-    with pytest.raises(UnevenRounds, match=r"rank 1 \(node1:\d+\) has finished without ever using that key"):
-        waiting.result()
 
 
 def test_a_program_that_fails_is_quoted_at_all_other_ranks():
@@ -153,15 +129,6 @@ def test_ranks_that_mean_different_things_by_a_key_are_both_told_both_meanings()
             one.result()
 
 
-def test_two_processes_cannot_have_one_rank():
-    cluster = SimulatedCluster(2, seed=1, start_at={1: 100.0})
-    cluster.run_for(1.0)
-    first = cluster.start_another(0, "other")
-    cluster.run_until(lambda: first.failure is not None, 10.0)
-    assert isinstance(first.failure, JoinRefused)
-    assert "NETSTORM_RANK" in str(first.failure)
-
-
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_node_that_dies_right_after_asking_to_join_does_not_keep_its_rank_from_the_next(silent):
     cluster = SimulatedCluster(3, seed=1, start_at={2: 30.0})
@@ -186,17 +153,6 @@ def test_nodes_wait_for_a_scheduler_and_for_each_other():
     assert not any(cluster.started(rank).joined.ended for rank in (0, 1))
     results = cluster.allreduce("w", [np.ones(3)] * 3)
     assert all((total == 3).all() for total in results)
-
-
-def test_a_node_that_never_comes_is_missed_by_rank():
-    cluster = SimulatedCluster(3, seed=9, start_at={1: 1000.0}, join_timeout_s=30.0)
-    cluster.run_for(0.5)
-    waiting = [cluster.started(rank).joined for rank in (0, 2)]
-    cluster.run_until_ended(waiting, 40.0)
-    for one in waiting:
-        assert isinstance(one.error, WaitTimeout)
-        assert "waiting for 1 of 3 nodes" in str(one.error)
-        assert "not here: 1" in str(one.error)
 
 
 def test_a_wait_that_is_in_vain_says_what_every_process_waits_for():

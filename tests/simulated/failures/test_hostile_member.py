@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +21,15 @@ ROUNDS = 25
 
 
 def hostile_job(
-    seed: int, *, forges_parts: bool, impersonates: bool = False, most: int = 400
+    seed: int, *, forges_parts: bool = False, impersonates: bool = False, **settings: Any
 ) -> tuple[SimulatedCluster, HostileMember]:
     cluster = SimulatedCluster(
         NODES,
         seed=seed,
-        awareness=seed % 2 == 0,
-        update_time_s=1.0,
         topology=("fapt", "packing")[seed % 2],
         wait_timeout_s=WAIT_S,
         chunk_size=64,
+        **settings,
     )
     cluster.network.keyed = True
     cluster.join()
@@ -39,7 +39,7 @@ def hostile_job(
         seed=seed,
         forges_parts=forges_parts,
         impersonates=impersonates,
-        most=most,
+        most=400,
         spares=ENDING if impersonates else (),
     )
     return cluster, member
@@ -69,8 +69,9 @@ def assert_named(errors: list[NetStormError], hostile: int) -> None:
         assert re.search(rf"\branks? [^:]*\b{hostile}\b|\branks \[.*\b{hostile}\b", str(error)), error
 
 
-SEEDS = (0, 1, 2, 3)
-MORE_SEEDS = range(4, 8)
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))]
+WAYS: tuple[dict[str, bool], ...] = ({}, {"forges_parts": True}, {"impersonates": True})
+"""What it does: lies beside its parts, makes parts up, speaks in the name of others."""
 
 
 ENDING = (m.Failed, m.Leave, m.Finished, m.Suspect, m.RegisterKeys, m.TopologyRequest, m.CallsWaiting)
@@ -78,7 +79,9 @@ ENDING = (m.Failed, m.Leave, m.Finished, m.Suspect, m.RegisterKeys, m.TopologyRe
 
 
 def check(seed: int, *, forges_parts: bool = False, impersonates: bool = False) -> None:
-    cluster, member = hostile_job(seed, forges_parts=forges_parts, impersonates=impersonates)
+    cluster, member = hostile_job(
+        seed, forges_parts=forges_parts, impersonates=impersonates, awareness=seed % 2 == 0, update_time_s=1.0
+    )
     errors, right = run_rounds(cluster, seed % NODES, ROUNDS)
     assert right or forges_parts, "a sum of what correct nodes have sent, and it has repeated, is wrong"
     assert_named(errors, seed % NODES)
@@ -86,25 +89,50 @@ def check(seed: int, *, forges_parts: bool = False, impersonates: bool = False) 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_it_says_besides_its_parts_never_makes_a_wrong_sum(seed: int) -> None:
-    check(seed, forges_parts=False)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_parts_that_it_makes_up_stop_the_job_with_its_name_or_not_at_all(seed: int) -> None:
-    check(seed, forges_parts=True)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_it_says_in_the_name_of_others_makes_no_wrong_sum_and_is_not_taken_for_theirs(seed: int) -> None:
-    check(seed, impersonates=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", MORE_SEEDS)
-@pytest.mark.parametrize("way", [{}, {"forges_parts": True}, {"impersonates": True}], ids=str)
-def test_many_hostile_members(seed: int, way: dict[str, bool]) -> None:
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_others_sum_right_or_are_told_who_it_was(seed: int, way: dict[str, bool]) -> None:
     check(seed, **way)
+
+
+ELASTIC: dict[str, Any] = {
+    "elastic": f"1:{NODES}",
+    "heartbeat_interval_s": 0.5,
+    "heartbeat_timeout_s": 3.0,
+    "link_timeout_s": 2.0,
+    "detect_s": 1.0,
+}
+STEPS = 15
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_so_they_do_while_another_member_of_an_elastic_job_dies(seed: int, way: dict[str, bool]) -> None:
+    cluster, member = hostile_job(seed, **way, **ELASTIC)
+    hostile, dies = seed % NODES, (seed + 1) % NODES
+    correct = [node for node in cluster.nodes if node.rank not in (hostile, dies)]
+    for number in range(STEPS):
+        pending = {
+            node.rank: node.push(f"w{number % 3}", np.full(300, (number + 1) * 2.0**node.rank, np.float32))
+            for node in cluster.nodes
+            if node.alive and node.failure is None
+        }
+        if number == STEPS // 3:
+            cluster.started(dies).process.die()
+        cluster.run_until_ended([pending[node.rank] for node in correct], 3 * WAIT_S)
+        errors: list[NetStormError] = []
+        results = []
+        for node in correct:
+            try:
+                results.append(pending[node.rank].result() / (number + 1))
+            except NetStormError as error:
+                errors.append(error)
+        assert_named(errors, hostile)
+        if errors:
+            return
+        if "forges_parts" not in way:
+            assert all((result == results[0]).all() for result in results), "the same at all ranks"
+            assert set(results[0].tolist()) <= set(range(1, 2**NODES)), "each contribution at most once"
+    assert member.sent
 
 
 def test_the_same_seed_makes_the_same_messages() -> None:

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.testing.faults import Reset
 from netstorm.protocol.frames import SCHEDULER
-from tests.simulated.failures.steady_rounds import some_rounds
+from netstorm.protocol.messages import Resume
 from tests.simulated.failures.test_scheduler_restart import QUICK, versions_of_rounds
-from tests.simulated.jobs import jobs
+from tests.simulated.failures.workload import some_rounds
+from tests.simulated.jobs import examples, jobs, on_messages
 
 LOST_BY_ALL_S = 8.0
 
 
 @given(jobs(nodes=(1, 6), policies=(1, 4)))
-@settings(max_examples=6)
+@examples(3)
 def test_sums_are_exact_and_no_round_has_two_policies(job):
     check_with_recoveries(job)
 
@@ -87,7 +88,7 @@ def check_with_recoveries(job):
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.floats(0.0, 0.15))
-@settings(max_examples=10)
+@examples(4)
 def test_barriers_and_the_job_s_end_survive_a_scheduler_that_ends_at_any_moment(seed, nodes, after):
     cluster = SimulatedCluster(nodes, seed=seed, delay_s=0.01, recoverable=True, **QUICK).join()
     pending = some_rounds(cluster, rounds=20)
@@ -123,7 +124,9 @@ def test_a_node_that_has_come_does_not_go_back_to_a_scheduler_that_others_still_
     cluster.allreduce("w", [np.ones(10)] * 3)
     cluster.faults.cut(SCHEDULER, 0)
     scheduler = cluster.start_standby("elsewhere", [0])
-    cluster.run_until(lambda: bool(scheduler.machine._reported), 30.0, "the one that has lost its scheduler")
+    resumed: list[str] = []
+    on_messages(cluster, Resume, lambda _, target, __: resumed.append(target))
+    cluster.run_until(lambda: "elsewhere" in resumed, 30.0, "the one that has lost its scheduler")
     cluster.faults.heal(SCHEDULER, 0)
     cluster.run_until(lambda: cluster.nodes[1].failure is not None, 60.0, "the end")
     assert "rank 0" in str(cluster.nodes[1].failure)

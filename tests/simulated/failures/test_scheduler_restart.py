@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from netstorm.errors import NodeLost, SchedulerLost
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.testing.faults import Reset
-from netstorm.protocol.frames import SCHEDULER, open_frames
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.protocol.messages import Part
 from netstorm.scheduler.replay_log import MAGIC, encode, read
-from tests.simulated.failures.failing_links import failing_links
-from tests.simulated.failures.steady_rounds import some_rounds
-from tests.simulated.jobs import Job, KeyUse, jobs
+from tests.simulated.failures.workload import failing_links, some_rounds
+from tests.simulated.jobs import Job, KeyUse, examples, jobs, on_messages
 
 QUICK: dict[str, Any] = {"link_timeout_s": 2.0, "heartbeat_timeout_s": 6.0, "scheduler_timeout_s": 60.0}
 
@@ -42,15 +41,11 @@ def crash_and_restart(cluster, at, after, *, silent=False, torn=0):
 def versions_of_rounds(cluster):
     """Take note of the policies that each round of each key is seen to run under."""
     found: dict[tuple[int, int], set[int]] = {}
-    before = cluster.network.watch
 
-    def watch(source, target, header, payload):
-        before(source, target, header, payload)
-        message = open_frames(header, 1 if payload is None else 2).message
-        if isinstance(message, Part):
-            found.setdefault((message.key, message.round), set()).add(message.version)
+    def record(_source, _target, part):
+        found.setdefault((part.key, part.round), set()).add(part.version)
 
-    cluster.network.watch = watch
+    on_messages(cluster, Part, record)
     return found
 
 
@@ -96,13 +91,13 @@ def check_with_restarts(job, crashes=3, *, dying=False):
 
 
 @given(jobs(nodes=(1, 6), policies=(1, 4)))
-@settings(max_examples=25)
+@examples(8)
 def test_sums_are_exact_and_no_round_has_two_policies_whenever_the_scheduler_ends_and_is_back(job):
     check_with_restarts(job)
 
 
 @given(jobs(nodes=(3, 5), policies=(1, 4)))
-@settings(max_examples=10)
+@examples(4)
 def test_links_may_die_meanwhile(job):
     check_with_restarts(job, dying=True)
 
@@ -124,7 +119,7 @@ def test_sums_are_exact_whenever_the_scheduler_ends_many_seeds(job, dying):
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.floats(0.0, 0.6), st.booleans())
-@settings(max_examples=25)
+@examples(8)
 def test_a_job_with_barriers_and_its_end_survive_a_scheduler_that_ends_at_any_moment(
     seed, nodes, after, silent
 ):

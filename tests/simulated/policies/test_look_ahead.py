@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.simulation.experiment import Experiment, in_cluster
@@ -16,7 +16,7 @@ from netstorm.topology.network import Rank, generate
 from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import predict
 from netstorm.topology.tree import Tree
-from tests.simulated.jobs import jobs
+from tests.simulated.jobs import examples, jobs
 
 MB = 1_000_000
 VALUES = np.arange(300.0)
@@ -45,7 +45,7 @@ def three_ranks(look_ahead_s: float, look_ahead: int = 1) -> SimulatedCluster:
         lambda job: replace(job, chunk_size=min(job.chunk_size, 16), look_aheads=(1, 60, 500))
     )
 )
-@settings(max_examples=40)
+@examples(15)
 def test_sums_are_right_with_any_look_ahead(job):
     cluster = job.cluster().join()
     pending = job.push_all(cluster)
@@ -69,7 +69,7 @@ def test_a_rank_that_comes_late_finds_that_the_others_have_sent_everything():
     assert ended[5.0] > ended[1.0] + 0.02  # one chunk after the other
 
 
-@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("first", [0, 2])
 def test_a_program_that_wants_one_sum_before_it_pushes_another_key_is_not_stopped(first):
     cluster = three_ranks(look_ahead_s=4.0)
     for name in "ab":  # so that a is before b in the job's order
@@ -86,16 +86,7 @@ def test_a_program_that_wants_one_sum_before_it_pushes_another_key_is_not_stoppe
     assert all((one.result() == 3 * VALUES).all() for one in (*others, wanted, late))
 
 
-def test_what_is_held_is_dropped_when_a_rank_fails():
-    cluster = three_ranks(look_ahead_s=30.0)
-    pending = [cluster.nodes[rank].push("w", VALUES) for rank in (0, 1)]
-    cluster.run_for(0.1)
-    cluster.nodes[2].process.call(lambda now: cluster.nodes[2].machine.fail("a test", now))
-    cluster.run_until_ended(pending, 20.0)
-    assert all(one.error is not None for one in pending)
-    cluster.run_for(60.0)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["cloud", "internet2"])
 def test_the_gain_is_the_cluster_s_as_well_as_the_predictor_s(family):
     network = generate(family, 6, 2)

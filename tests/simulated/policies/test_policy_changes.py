@@ -1,15 +1,22 @@
-"""Ten thousand changes of policy at random moments: no deadlock, nothing lost or doubled, all ranks alike."""
+"""Changes of policy at random moments: no deadlock, nothing lost or doubled; since which round."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from netstorm.lab.simulation.cluster import SimulatedCluster
-from tests.simulated.jobs import random_detours, random_policy
+from netstorm.protocol.messages import Part
+from netstorm.topology.files import load_network
+from netstorm.topology.network import Network, Rank
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
+from tests.simulated.jobs import nothing_was_amiss, on_messages, random_detours, random_policy
 
 CHANGES = 500
 """Of one job."""
@@ -28,6 +35,9 @@ def many_changes(seed, changes):
         jitter_s=jitter_s,
         delay_s=0.002,
         aux_rule=chance.choice(("arrival", "queue")),
+        auxiliary_queue_length=3,
+        explore_share=chance.choice((0.0, 0.1)),
+        window_bytes=chance.choice((0, 300)),
     ).join()
     sizes = {f"key{number}": chance.randint(1, 90) for number in range(3)}
     taking_over = chance.choice((0.0, 0.3, 1.0))
@@ -74,6 +84,7 @@ def many_changes(seed, changes):
         row for node in cluster.nodes for row in [node.machine.counters.snapshot().get("policies", 0)]
     }
     assert versions == {changes}
+    nothing_was_amiss(cluster)
     cluster.finish()
 
 
@@ -87,3 +98,92 @@ def test_sums_are_exact_over_a_hundred_policy_changes(seed):
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_sums_are_exact_over_ten_thousand_policy_changes(seed):
     many_changes(seed, CHANGES)
+
+
+# ------------------------------------------------------------------- from which round on a new policy applies
+
+STAR = Tree.undirected(Rank(0), (-1, 0, 0))
+CHAIN = Tree.undirected(Rank(0), (-1, 0, 1))
+VALUES = 20_000
+
+
+def versions_by_round(cluster):
+    """Return, once it has run, which policy versions the parts of each round named."""
+    found: dict[int, set[int]] = {}
+    on_messages(cluster, Part, lambda _, __, part: found.setdefault(part.round, set()).add(part.version))
+    return found
+
+
+def push_all(cluster, *, times=1):
+    return [node.push("a", np.ones(VALUES, np.float32)) for node in cluster.nodes for _ in range(times)]
+
+
+def timed_job(rate):
+    network = Network.uniform(3, rate=rate, latency=0.01)
+    policy = Policy(version=0, trees=(STAR,), weights=(1,))
+    cluster = SimulatedCluster(3, network=network, policy=policy, chunk_size=1000).join()
+    for node in cluster.nodes:
+        node.register("a", (VALUES,), "float32")
+    return cluster
+
+
+@pytest.mark.parametrize(("rate", "first"), [(4e5, 4), (20e6, 5)])
+def test_after_long_rounds_the_next_one_runs_under_a_policy_that_comes_during_one(rate, first):
+    cluster = timed_job(rate)
+    seen = versions_by_round(cluster)
+    for _ in range(3):
+        cluster.run_until_ended(push_all(cluster), 60)
+    pending = push_all(cluster)  # round 3
+    cluster.run_for(0.035)
+    cluster.install_policy(Policy(version=1, trees=(CHAIN,), weights=(1,)))
+    cluster.run_until_ended(pending, 60)
+    for _ in range(3):
+        cluster.run_until_ended(push_all(cluster), 60)
+    assert {round: versions for round, versions in seen.items() if round >= 2} == {
+        round: {int(round >= first)} for round in range(2, 7)
+    }
+
+
+def test_rounds_that_are_pushed_ahead_do_not_wait_for_the_end_of_the_one_before():
+    cluster = timed_job(4e5)
+    for _ in range(3):
+        cluster.run_until_ended(push_all(cluster), 60)
+    begun = cluster.now
+    one = push_all(cluster)
+    cluster.run_until_ended(one, 60)
+    alone = cluster.now - begun
+    begun = cluster.now
+    both = push_all(cluster, times=2)
+    cluster.run_for(0.5)
+    rounds = {round for _, round in cluster.nodes[0].machine.joined.aggregation.rounds}
+    assert len(rounds) == 2  # the second one is under way, too
+    cluster.run_until_ended(both, 60)
+    assert cluster.now - begun < 2.2 * alone
+
+
+# ---------------------------------------------------------- smaller chunks on links that are known to be slow
+
+SLOW = """
+nodes: {0: {}, 1: {}, 2: {}, 3: {}}
+links:
+  - {between: [0, 1], rate: 13Mbit, latency: 5ms}
+  - {between: [1, 2], rate: 14Mbit, latency: 5ms}
+  - {between: [2, 3], rate: 12Mbit, latency: 5ms}
+"""
+
+
+def test_a_job_uses_them_and_a_round_over_slow_links_is_shorter(tmp_path: Path) -> None:
+    file = tmp_path / "network.yaml"
+    file.write_text(SLOW)
+    ones = [np.ones(500_000, np.float32)] * 4
+    seconds = []
+    for asked in (["chunk_size"], []):
+        settings: dict[str, Any] = dict.fromkeys(asked, 32_768)
+        network = load_network(file)
+        cluster = SimulatedCluster(4, network=network, network_file=str(file), model="2MB", **settings).join()
+        cluster.allreduce("w", ones)
+        began = cluster.now
+        for total in cluster.allreduce("w", ones):
+            assert (total == 4.0).all()
+        seconds.append(cluster.now - began)
+    assert seconds[1] < 0.9 * seconds[0]

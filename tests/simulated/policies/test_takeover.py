@@ -9,17 +9,17 @@ import pytest
 
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.simulation.process import host_of
-from netstorm.protocol.frames import SCHEDULER, open_frames
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.protocol.messages import Moved, Part
 from netstorm.topology.network import Change, Link, Network, Rank, Routing
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
+from tests.simulated.jobs import counted, on_messages
 
 VALUES = 100_000
 CHUNK = 10_000
 FAST, SLOW = 10e6, 0.2e6
 CHANGE_AT = 2.0
-
 OVER_0 = Tree.undirected(Rank(0), (-1, 0, 0, 0))
 """A star, whose links to rank 3 become slow."""
 AROUND = Tree.undirected(Rank(1), (1, -1, 1, 2))
@@ -50,8 +50,10 @@ def changing_job(*, slow=((0, 3), (3, 0)), before_s=0.0, policy=None, **settings
     return cluster
 
 
-def push(cluster):
-    return [node.push("a", np.arange(VALUES, dtype=np.float32) % 7 + node.rank) for node in cluster.nodes]
+def push(cluster, nodes=None):
+    return [
+        node.push("a", np.arange(VALUES, dtype=np.float32) % 7 + node.rank) for node in nodes or cluster.nodes
+    ]
 
 
 def check(pending):
@@ -71,15 +73,11 @@ def seconds(*, takes_over, after=1.0):
     return cluster.now - begun, cluster
 
 
-def count(cluster, name):
-    return sum(node.machine.counters.snapshot().get(name, 0) for node in cluster.nodes)
-
-
 def test_a_round_does_not_wait_for_a_link_that_the_new_policy_leaves_out():
     stays, cluster = seconds(takes_over=False)
-    assert count(cluster, "chunks_moved") == 0
+    assert counted(cluster, "chunks_moved") == 0
     moves, cluster = seconds(takes_over=True)
-    assert count(cluster, "chunks_moved") > 0
+    assert counted(cluster, "chunks_moved") > 0
     assert stays > 10.0  # 400 kB at 0.2 Mbit/s
     assert moves < 3.0
 
@@ -95,8 +93,8 @@ def test_results_that_wait_for_a_slow_link_take_the_new_policys_trees():
         cluster.run_until_ended(pending, 60)
         check(pending)
         took[takes_over] = cluster.now - begun
-        assert (count(cluster, "results_around") > 0) == takes_over
-        assert count(cluster, "chunks_moved") == 0
+        assert (counted(cluster, "results_around") > 0) == takes_over
+        assert counted(cluster, "chunks_moved") == 0
     assert took[True] < took[False] / 2
 
 
@@ -107,7 +105,7 @@ def test_a_root_keeps_the_few_chunks_that_are_left():
     cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True))
     cluster.run_until_ended(pending, 60)
     check(pending)
-    assert count(cluster, "chunks_moved") == 0
+    assert counted(cluster, "chunks_moved") == 0
 
 
 def left(cluster):
@@ -139,19 +137,13 @@ def test_what_is_under_way_stays_if_it_lacks_nothing_from_behind_a_slow_link(fir
 
 def given(cluster, policy, first):
     """Return which roots give chunks to a policy that comes when only the first ranks have begun a round."""
-    values = [np.arange(VALUES, dtype=np.float32) % 7 + node.rank for node in cluster.nodes]
-    pending = [cluster.nodes[rank].push("a", values[rank]) for rank in first]
+    pending = push(cluster, [cluster.nodes[rank] for rank in first])
     cluster.run_for(0.9)
     roots = set()
-
-    def watch(source, target, header, payload):
-        if isinstance(open_frames(header, 1 if payload is None else 2).message, Moved):
-            roots.add(source)
-
-    cluster.network.watch = watch
+    on_messages(cluster, Moved, lambda source, *_: roots.add(source))
     cluster.install_policy(policy)
     cluster.run_for(0.1)
-    pending += [cluster.nodes[rank].push("a", values[rank]) for rank in range(4) if rank not in first]
+    pending += push(cluster, [node for node in cluster.nodes if node.rank not in first])
     cluster.run_until_ended(pending, 60)
     check(pending)
     return roots - {host_of(SCHEDULER)}
@@ -167,33 +159,27 @@ def test_only_what_has_not_begun_moves_if_the_policy_says_so(first, given_by, sl
 
 def test_results_of_what_stays_go_around_a_slow_link():
     cluster = changing_job(slow=((0, 3),))
-    late, *early = reversed(cluster.nodes)
-    values = [np.arange(VALUES, dtype=np.float32) % 7 + node.rank for node in cluster.nodes]
-    pending = [node.push("a", values[node.rank]) for node in early]
+    pending = push(cluster, cluster.nodes[:3])
     cluster.run_for(0.5)
     cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True, slow=((0, 3),)))
     cluster.run_for(0.1)
     begun = cluster.now
-    pending.append(late.push("a", values[late.rank]))
+    pending += push(cluster, cluster.nodes[3:])
     cluster.run_until_ended(pending, 60)
     check(pending)
-    assert count(cluster, "chunks_moved") == 0
-    assert count(cluster, "results_around") == VALUES // CHUNK
+    assert counted(cluster, "chunks_moved") == 0
+    assert counted(cluster, "results_around") == VALUES // CHUNK
     assert cluster.now - begun < 3.0  # 400 kB at 0.2 Mbit/s would take 16
 
 
 def test_a_rank_that_begins_late_begins_under_the_policy_that_has_taken_over():
     cluster = changing_job()
     late = cluster.nodes[3]
-    pending = [
-        node.push("a", np.arange(VALUES, dtype=np.float32) % 7 + node.rank)
-        for node in cluster.nodes
-        if node is not late
-    ]
+    pending = push(cluster, cluster.nodes[:3])
     cluster.run_for(0.5)
     cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True))
     cluster.run_for(0.5)
-    pending.append(late.push("a", np.arange(VALUES, dtype=np.float32) % 7 + late.rank))
+    pending += push(cluster, [late])
     begun = cluster.now
     cluster.run_until_ended(pending, 60)
     check(pending)
@@ -210,14 +196,13 @@ def test_a_scheduler_that_ends_before_all_know_what_has_moved_is_told_again(swal
     cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True))
     seen: list[Moved] = []
 
-    def end(source, target, header, payload):
-        message = open_frames(header, 1 if payload is None else 2).message
-        if isinstance(message, Moved) and not seen and (target == "scheduler") == (swallowed[0] == "t"):
+    def end(source, target, message):
+        if not seen and (target == "scheduler") == (swallowed[0] == "t"):
             seen.append(message)
             cluster.at(cluster.now, lambda: cluster.faults.crash(SCHEDULER))
             cluster.at(cluster.now + 0.5, lambda: cluster.start(SCHEDULER))
 
-    cluster.network.watch = end
+    on_messages(cluster, Moved, end)
     cluster.run_until_ended(pending, 120)
     assert seen
     check(pending)
@@ -230,13 +215,7 @@ def test_later_policies_take_over_what_has_moved_already():
     cluster = changing_job()
     pending = push(cluster)
     versions = set()
-
-    def watch(source, target, header, payload):
-        message = open_frames(header, 1 if payload is None else 2).message
-        if isinstance(message, Part):
-            versions.add(message.version)
-
-    cluster.network.watch = watch
+    on_messages(cluster, Part, lambda _, __, part: versions.add(part.version))
     for version, tree in ((1, OVER_0), (2, AROUND), (3, OVER_0), (4, AROUND)):
         cluster.run_for(0.15)
         cluster.install_policy(Policy(version=version, trees=(tree,), weights=(1,), takes_over=True))
@@ -255,7 +234,7 @@ def test_a_policy_that_chunks_have_moved_to_is_kept_while_their_round_is_open():
     cluster.run_for(0.5)
     cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True))
     cluster.run_for(0.1)
-    assert count(cluster, "chunks_moved") > 0
+    assert counted(cluster, "chunks_moved") > 0
     for version in range(2, 20):
         cluster.install_policy(Policy(version=version, trees=(AROUND,), weights=(1,)))
     assert 1 in kept()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.compression.sparse import Rows
 from netstorm.kvstore.operations import UNBOUNDED
 from netstorm.lab.simulation.asynchronous import AsynchronousStore
 from netstorm.lab.simulation.cluster import SimulatedCluster
-from tests.simulated.failures.failing_links import FAST_TIMEOUTS, failing_links
-from tests.simulated.jobs import random_policy
+from tests.simulated.failures.workload import FAST_TIMEOUTS, failing_links
+from tests.simulated.jobs import examples, random_policy
 
 
 @dataclass(frozen=True)
@@ -216,27 +217,27 @@ trainings = st.builds(
 ).map(lambda drawn: replace(drawn, pushes=1 + drawn.seed % 2 if drawn.counted else 1))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8)
 @given(trainings)
 def test_every_push_is_applied_once_pulls_never_go_back_and_nobody_is_too_far_ahead(training):
     check_total(training, run(training))
 
 
-@settings(max_examples=15, deadline=None)
+@examples(5)
 @given(trainings)
 def test_broken_connections_change_nothing_of_that(training):
     training = replace(training, breaks=0.02)
     check_total(training, run(training))
 
 
-@settings(max_examples=12, deadline=None)
+@examples(4)
 @given(trainings)
 def test_links_that_die_change_nothing_of_that(training):
     training = replace(training, nodes=training.nodes + 2, dying=True, slowest_s=0.05)
     check_total(training, run(training, **FAST_TIMEOUTS))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(7)
 @given(
     st.integers(1, 5),
     st.integers(0, 2**32),
@@ -283,3 +284,53 @@ def test_rows_are_added_once_by_their_owners_and_pulled_alone(nodes, seed, chunk
             cluster.run_until_ended([some], 600.0)
             assert (some.result() == expected[wanted]).all()
     cluster.faults.set_breaks(0.0)
+
+
+# ------------------------------------------------------------------ the value that a gradient was computed on
+
+STEPS = 6
+
+
+class PullingProgram:
+    """One rank: pull, push, pull, push, each when the one before has ended."""
+
+    def __init__(self, store: AsynchronousStore) -> None:
+        self.store = store
+        self.got: list[Any] = []
+        self.pending = [self._pull()]
+
+    def _pull(self) -> Any:
+        pending = self.store.pull("w")
+        pending.then(lambda: self._push(pending.result()))
+        return pending
+
+    def _push(self, value: Any) -> None:
+        self.got.append(value.copy())
+        pending = self.store.push("w", np.full(10, 1.0, np.float32))
+        self.pending.append(pending)
+        if len(self.got) < STEPS:
+            pending.then(lambda: self.pending.append(self._pull()))
+
+    @property
+    def ended(self) -> bool:
+        return len(self.got) == STEPS and all(one.ended for one in self.pending)
+
+
+@given(st.integers(0, 9999), st.integers(2, 5))
+@examples(10)
+def test_a_gradient_comes_with_the_value_that_its_rank_has_got_last(seed, ranks):
+    cluster = SimulatedCluster(ranks, seed=seed, jitter_s=0.01).join()
+    stores = [
+        AsynchronousStore(node, cluster.timeline, seed=seed, slowest_s=0.02, whole=True)
+        for node in cluster.nodes
+    ]
+    cluster.run_until_ended([store.init("w", np.zeros(10, np.float32)) for store in stores])
+    programs = [PullingProgram(store) for store in stores]
+    cluster.run_until(lambda: all(program.ended for program in programs), what="the end")
+    updates = [one for store in stores for one in store.blocks["w"].pushed_on]
+    assert len(updates) == ranks * STEPS
+    for rank, program in enumerate(programs):
+        bases = [base for _, sender, base in updates if sender == rank]
+        for base, got in zip(bases, program.got, strict=True):
+            assert base is not None
+            np.testing.assert_array_equal(base, got)

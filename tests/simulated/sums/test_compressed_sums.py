@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.compression.quantised import quantised
@@ -15,7 +15,7 @@ from netstorm.lab.testing.strategies import fault_plans
 from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
-from tests.simulated.jobs import KeyUse, jobs
+from tests.simulated.jobs import KeyUse, examples, jobs
 
 THRESHOLD = 0.5
 
@@ -63,7 +63,7 @@ def expected(gradients, plain_rounds):
 
 
 @given(jobs(nodes=(1, 9), policies=(1, 4)), st.data())
-@settings(max_examples=25)
+@examples(8)
 def test_sums_are_exact_for_all_sizes_trees_delays_and_breaks(job, data):
     job = compressed(job)
     plan = data.draw(fault_plans(job.nodes, duration_s=0.2, longest_cut_s=1.0)) if job.nodes > 1 else ()

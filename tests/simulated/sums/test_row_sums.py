@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.compression.sparse import Rows, joined_rows
@@ -18,7 +18,7 @@ from netstorm.lab.simulation.node import Pending
 from netstorm.lab.testing.strategies import fault_plans
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import SCHEDULER
-from tests.simulated.jobs import random_detours, random_policy
+from tests.simulated.jobs import examples, random_detours, random_policy
 
 
 def register(node, name, shape, dtype="float32"):
@@ -110,7 +110,7 @@ def run_job(nodes, seed, *, rounds=3, policies=1, chunk_size=7, faults=(), detou
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32), st.integers(1, 3), st.sampled_from([1, 7, 100, 10**4]))
-@settings(max_examples=20)
+@examples(7)
 def test_the_sum_has_the_rows_of_all_ranks_whatever_the_trees_and_however_they_change(
     nodes, seed, policies, chunk_size
 ):
@@ -118,14 +118,14 @@ def test_the_sum_has_the_rows_of_all_ranks_whatever_the_trees_and_however_they_c
 
 
 @given(st.integers(2, 6), st.integers(0, 2**32), st.data())
-@settings(max_examples=15)
+@examples(5)
 def test_so_it_has_over_detours_and_whatever_breaks(nodes, seed, data):
     plan = data.draw(fault_plans(nodes, duration_s=0.05, longest_cut_s=2.0))
     run_job(nodes, seed, policies=2, faults=plan, detours=True)
 
 
 @given(st.integers(2, 9), st.integers(0, 2**32))
-@settings(max_examples=15)
+@examples(5)
 def test_fractions_are_the_same_bytes_on_all_ranks(nodes, seed):
     drawn = np.random.default_rng(seed)
     cluster = SimulatedCluster(nodes, seed=seed, chunk_size=20, jitter_s=0.01).join()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
@@ -17,6 +17,7 @@ from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.simulation.node import Pending
 from netstorm.protocol.codecs import COLLECTIVE
 from netstorm.protocol.messages import Member
+from tests.simulated.jobs import examples
 
 ELEMENTS = 5000
 
@@ -63,7 +64,7 @@ LAYOUTS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=7)
 
 
 @given(LAYOUTS, st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@examples(8)
 def test_sums_within_a_site_and_then_of_all_are_right_at_every_rank(layout, seed):
     tensor = OneTensor(layout, seed=seed)
     within = tensor.run("within")

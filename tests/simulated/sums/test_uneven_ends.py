@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import Disagreement, UnevenRounds, WaitTimeout
@@ -16,7 +16,7 @@ from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.simulation.node import Pending
 from netstorm.lab.testing.faults import Fault
 from netstorm.lab.testing.strategies import fault_plans
-from tests.simulated.jobs import random_policy
+from tests.simulated.jobs import examples, random_policy
 
 
 @dataclass
@@ -123,7 +123,7 @@ uneven_jobs = st.builds(
 
 
 @given(uneven_jobs)
-@settings(max_examples=40)
+@examples(15)
 def test_a_finished_rank_contributes_zeros_until_all_have_finished(job):
     cluster, pending, ended = job.run()
     assert len(pending) == sum(job.counts) * job.keys
@@ -133,7 +133,7 @@ def test_a_finished_rank_contributes_zeros_until_all_have_finished(job):
 
 
 @given(st.data(), uneven_jobs.filter(lambda job: job.nodes > 1))
-@settings(max_examples=20)
+@examples(7)
 def test_zeros_and_sums_come_through_broken_connections(data, job):
     job.faults = data.draw(fault_plans(job.nodes, duration_s=2.0, longest_cut_s=4.0))
     _, pending, ended = job.run()

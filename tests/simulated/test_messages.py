@@ -7,14 +7,107 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
+from netstorm.errors import Closed, NodeFailed, UnevenRounds, WaitTimeout
 from netstorm.kvstore.messages import WAITING_BYTES
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.testing.faults import Breaks, Cut, Reset, random_plan
-from tests.simulated.failures.failing_links import FAST_TIMEOUTS
-from tests.simulated.jobs import random_policy
+from netstorm.topology.network import Rank
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
+from tests.simulated.failures.workload import FAST_TIMEOUTS
+from tests.simulated.jobs import examples, random_policy
+
+CHAIN = Policy(
+    version=0,
+    trees=(Tree(root=Rank(0), reduce_parent=(-1, 0, 1, 2), broadcast_parent=(-1, 0, 1, 2)),),
+    weights=(1,),
+)
+"""Ranks 0 and 3 are linked over 1 and 2."""
+
+LARGE = 5 * 2**18 + 3
+"""Elements; 5 MiB of float32, of which the last piece is short."""
+
+
+def values_of(elements, seed=0, dtype="float32"):
+    return np.random.default_rng(seed).integers(0, 100, elements).astype(dtype)
+
+
+def exchange(cluster, sends, receives, limit_s=60.0):
+    """Wait for all of them, and return the received arrays."""
+    cluster.run_until_ended([*sends, *receives], limit_s)
+    for send in sends:
+        assert send.error is None, send.error
+    return [receive.result() for receive in receives]
+
+
+@pytest.mark.parametrize("elements", [1, 65_537, LARGE])
+@pytest.mark.parametrize("posted_first", [True, False])
+def test_a_message_of_any_size_arrives_over_nodes_that_forward(elements, posted_first):
+    cluster = SimulatedCluster(4, policy=CHAIN).join()
+    values = values_of(elements)
+    if posted_first:
+        receive = cluster.nodes[0].receive(3, (elements,))
+        cluster.run_for(1.0)
+        send = cluster.nodes[3].send(0, values)
+    else:
+        send = cluster.nodes[3].send(0, values)
+        cluster.run_for(1.0)
+        receive = cluster.nodes[0].receive(3, (elements,))
+    [got] = exchange(cluster, [send], [receive])
+    assert got.tobytes() == values.tobytes()
+    cluster.finish()
+
+
+def test_what_a_finished_rank_has_sent_is_still_delivered_and_what_it_has_not_fails():
+    cluster = SimulatedCluster(4, policy=CHAIN).join()
+    sender, receiver = cluster.nodes[3], cluster.nodes[0]
+    missing = receiver.receive(3, (1,), tag=9)
+    sends = [sender.send(0, values_of(size), tag=size) for size in (LARGE, 10)]
+    sender.finish()
+    cluster.run_for(1.0)
+    got = exchange(cluster, sends, [receiver.receive(3, (size,), tag=size) for size in (10, LARGE)])
+    assert [array.tobytes() for array in got] == [values_of(10).tobytes(), values_of(LARGE).tobytes()]
+    too_late = receiver.receive(3, (2,), tag=LARGE)
+    cluster.run_until_ended([missing, too_late])
+    assert isinstance(missing.error, UnevenRounds)
+    assert "rank 0 waits for a message from rank 3 (tag 9, float32 (1,))" in str(missing.error)
+    assert isinstance(too_late.error, UnevenRounds)
+    cluster.finish()
+
+
+def test_a_rank_that_has_finished_sends_and_receives_nothing_more():
+    cluster = SimulatedCluster(2).join()
+    cluster.nodes[0].finish()
+    late = [cluster.nodes[0].send(1, values_of(3)), cluster.nodes[0].receive(1, (3,))]
+    cluster.run_until_ended(late)
+    assert all(isinstance(one.error, Closed) for one in late)
+
+
+def test_a_failed_job_fails_every_message():
+    cluster = SimulatedCluster(3).join()
+    waiting = [cluster.nodes[0].send(1, values_of(LARGE)), cluster.nodes[0].receive(2, (1,))]
+    cluster.nodes[2].fail("out of memory")
+    cluster.run_until_ended(waiting)
+    assert all(isinstance(one.error, NodeFailed) for one in waiting)
+    late = cluster.nodes[0].receive(1, (1,))
+    cluster.run_until_ended([late])
+    assert isinstance(late.error, NodeFailed)
+
+
+def test_a_receive_that_waits_too_long_ends_the_job_and_says_for_what():
+    cluster = SimulatedCluster(4, wait_timeout_s=30.0).join()
+    receive = cluster.nodes[0].receive(3, (3, 4), tag=7)
+    assert cluster.nodes[0].machine.outstanding() == 1
+    cluster.run_until_ended([receive], 100.0)
+    assert isinstance(receive.error, WaitTimeout)
+    assert "a message from rank 3 (tag 7, float32 (3, 4))" in str(receive.error)
+
+
+# ----------------------------------------------------------------------------------------------------- faults
 
 SIZES = (0, 1, 10, 5000, 65_536, 65_537, 200_000)
 """Elements of float32: up to four pieces."""
@@ -102,6 +195,7 @@ def most_stored(cluster):
     return max(node.stored_bytes(sender) for node in nodes for sender in ranks)
 
 
+@examples(15)
 @given(programs, st.sampled_from([0.0, 0.003, 0.1]))
 def test_any_program_ends_with_the_right_values_and_no_node_stores_more_than_was_agreed(program, jitter_s):
     policy = random_policy(random.Random(f"policy {program.seed}"), program.nodes)
@@ -120,6 +214,7 @@ def test_any_program_ends_with_the_right_values_and_no_node_stores_more_than_was
     cluster.finish()
 
 
+@examples(12)
 @given(programs)
 def test_broken_connections_lose_and_double_nothing(program):
     plan = random_plan(program.nodes, program.seed, duration_s=0.5, longest_cut_s=2.0)
@@ -146,6 +241,7 @@ def test_a_reset_amid_a_large_message_sends_only_what_is_missing():
     assert cluster.nodes[1].machine.counters.get("receives") == 1
 
 
+@examples(12)
 @given(programs.filter(lambda program: program.nodes > 2))
 def test_messages_go_around_links_that_fail_for_good(program):
     chance = random.Random(f"cuts {program.seed}")
@@ -171,7 +267,7 @@ def test_messages_change_to_a_new_policy_amid_their_pieces():
 @given(
     st.integers(3, 6), st.integers(0, 2**32), st.sampled_from([1, 5, 40]), st.sampled_from([0.0, 0.3, 3.0])
 )
-@settings(max_examples=20, deadline=None)
+@examples(7)
 def test_a_rank_that_dies_takes_no_messages_of_others_with_it(nodes, seed, messages, spread_s):
     """Trees lead many messages through other ranks."""
     chance = random.Random(seed)

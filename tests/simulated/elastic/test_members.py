@@ -1,0 +1,166 @@
+"""Nodes come to an elastic job that has begun, or are out of it; policies follow its members."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import numpy as np
+import pytest
+
+from netstorm.errors import NodeRemoved
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.protocol.frames import SCHEDULER
+from netstorm.scheduler import rounds as consistency
+from netstorm.scheduler.policies import tree_pairs
+from netstorm.topology.network import Link, Network, Node, Rank
+from tests.simulated.elastic.elastic_run import STEPS, ElasticRun
+
+AHEAD = 32
+
+
+def test_ranks_that_have_not_come_yet_hold_no_round_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consistency, "ROUNDS_AHEAD", AHEAD)
+    cluster = SimulatedCluster(2, elastic="1:3").join()
+    for round in range(2 * AHEAD):
+        sums = cluster.allreduce("w", [np.ones(1), np.full(1, float(round))])
+        assert sums == [1.0 + round, 1.0 + round]
+
+
+@pytest.mark.parametrize("states_differ", [False, True])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (7, 10))])
+def test_each_of_two_newcomers_gets_the_state_in_the_middle_of_the_job(seed, states_differ):
+    """The second has asked ranks 1 and 2; then the first has the state, and is the lowest rank that does."""
+    chance = random.Random(f"newcomers {seed}")
+    run = ElasticRun(seed, 4, steps=3 * STEPS, states_differ=states_differ)
+    cluster = run.cluster
+    for rank in (0, 3):
+        cluster.faults.crash(rank)
+    cluster.run_for(8.0)
+    assert all(run.programs[rank].step > 5 for rank in (1, 2)), "they go on"
+    start = cluster.now
+    cluster.at(start, lambda: run.start_again(0))
+    cluster.at(start + chance.uniform(0.0, 0.4), lambda: run.start_again(3))
+    cluster.run_for(6.0)
+    came = [run.programs[rank] for rank in (0, 3)]
+    assert all(one.has_state for one in came), "none waits for the job's end"
+    assert all(one.step < 3 * STEPS for one in run.programs.values()), "the job has ended: this shows nothing"
+    run.run_to_the_end()
+
+
+# ------------------------------------ a node that was cut off for so long that its job has gone on without it
+
+
+@pytest.mark.parametrize("stopped_s", [8.0, 30.0])
+def test_it_hears_that_it_is_out_since_when_and_why(stopped_s):
+    cluster = SimulatedCluster(3, seed=1, elastic="1:3", heartbeat_timeout_s=4.0, link_timeout_s=3.0).join()
+    cluster.allreduce("w", [np.ones(10)] * 3)
+    cluster.faults.suspend(1, stopped_s)
+    for other in (SCHEDULER, 0, 2):  # a stopped process alone would be waited for
+        cluster.faults.cut(1, other)
+        cluster.at(cluster.now + stopped_s, functools.partial(cluster.faults.heal, 1, other))
+    stopped = cluster.nodes[1]
+    cluster.run_until(lambda: stopped.failure is not None, stopped_s + 20, "the end of rank 1")
+    assert isinstance(stopped.failure, NodeRemoved)
+    assert "rank 1 is out of the job since view 1" in str(stopped.failure)
+    assert "no heartbeat for 4.0 s" in str(stopped.failure)
+    pending = [node.push("w", np.ones(10)) for node in (cluster.nodes[0], cluster.nodes[2])]
+    cluster.run_until_ended(pending)
+    assert all((one.result() == 2).all() for one in pending)
+
+
+@pytest.mark.parametrize("seed", [13, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (15, 18, 23))])
+def test_others_may_call_otherwise_than_one_that_has_gone_on_alone(seed):
+    """Rank 0 gives its group its values, which do not arrive, makes the next call and dies."""
+    run = ElasticRun(seed, 3, steps=12, pause_s=0.0, group=(0, 2))
+    cluster, programs = run.cluster, run.programs
+    calls = 6 + 2 * (seed % 3)
+
+    def both_share() -> bool:
+        groups = [programs[rank]._some for rank in (0, 2)]
+        return all(group is not None and group.called == calls for group in groups)
+
+    cluster.run_until(both_share, 20.0, "the group's values on their way")
+    for rank in (1, 2):
+        cluster.faults.cut(0, rank, one_way=True)
+    cluster.run_for(0.3)
+    cluster.faults.crash(0)
+    run.run_to_the_end()
+    assert all(programs[rank].step == 12 for rank in (1, 2))
+
+
+# ------------------------------------------------------- policies follow the network and the members together
+
+BYTES = 200_000
+
+
+def mesh(fast=1e8, slow=2e6):
+    """Return a mesh of four in which 1-2 is slow: the best trees of all lead over rank 0, and the best ones
+    without it over rank 3.
+    """
+    quick = ({0, 1}, {0, 2}, {0, 3}, {1, 3}, {2, 3})
+    return Network(
+        nodes=tuple(Node(rank=Rank(rank)) for rank in range(4)),
+        links=tuple(
+            Link(source=Rank(a), target=Rank(b), rate=fast if {a, b} in quick else slow, latency=0.005)
+            for a in range(4)
+            for b in range(4)
+            if a != b
+        ),
+    )
+
+
+def rounds(cluster, ranks, number, limit_s=60.0):
+    """Let ranks make some rounds; return how many seconds the last one took."""
+    began = cluster.now
+    for _ in range(number):
+        began = cluster.now
+        pending = [cluster.started(rank).push("w", np.full(BYTES // 4, 1.0, np.float32)) for rank in ranks]
+        cluster.run_until_ended(pending, limit_s)
+        assert all(one.result()[0] == len(ranks) for one in pending)
+    return cluster.now - began
+
+
+def test_when_a_rank_dies_the_next_policy_is_for_the_others_alone():
+    cluster = SimulatedCluster(
+        4,
+        network=mesh(),
+        awareness=True,
+        elastic="1:4",
+        update_time_s=2.0,
+        heartbeat_timeout_s=4.0,
+        chunk_size=10_000,
+        topology="fapt",
+    ).join()
+    rounds(cluster, range(4), 3)
+    cluster.faults.crash(0)
+    rounds(cluster, (1, 2, 3), 1)
+    job = cluster.scheduler.machine.job
+    assert job is not None
+    assert tree_pairs(job.policy) & {(1, 2), (2, 1)}, "the trees of all, without rank 0"
+    rounds(cluster, (1, 2, 3), 20)
+    policy = job.policy
+    assert policy.members == (1, 2, 3)
+    assert not tree_pairs(policy) & {(1, 2), (2, 1)}
+    assert "3 of 3 ranks are roots" in policy.reason
+    cluster.finish()
+
+
+def test_links_that_fail_are_planned_without_and_without_the_places_that_no_node_has():
+    cluster = SimulatedCluster(
+        4, elastic="1:5", heartbeat_timeout_s=4.0, link_timeout_s=2.0, chunk_size=1000, topology="fapt"
+    ).join()
+    rounds(cluster, range(4), 1)
+    cluster.faults.crash(3)
+    rounds(cluster, (0, 1, 2), 1)
+    pairs = tree_pairs(cluster.scheduler.machine.policy)
+    source, target = min(pairs)
+    cluster.faults.cut(source, target)
+    rounds(cluster, (0, 1, 2), 1)
+    machine = cluster.scheduler.machine
+    cluster.run_until(lambda: not tree_pairs(machine.policy) & {(source, target)}, 30.0)
+    rounds(cluster, (0, 1, 2), 2)
+    assert machine.policy.members == (0, 1, 2)
+    assert cluster.started(source).failure is None
+    assert "failed" in machine.policy.reason
+    cluster.finish()
