@@ -60,14 +60,15 @@ def situations(draw):
         {1: tuple(sorted(draw(st.sets(st.sampled_from(members), min_size=1))))} if draw(st.booleans()) else {}
     )
     chunks = draw(st.integers(1, 5))
+    some = st.integers(0, 2**chunks - 1).map(lambda bits: set(ranks_in(bits)))  # sets are slow to draw
     reports = {}
     for rank in members:
         found = [
             results(key, round, has, known=known - has, of=chunks)
             for key in range(2)
             for round in range(ROUNDS)
-            if (has := draw(st.sets(st.integers(0, chunks - 1)))) or draw(st.booleans())
-            if (known := draw(st.sets(st.integers(0, chunks - 1)))) is not None
+            if (has := draw(some)) or draw(st.booleans())
+            if (known := draw(some)) is not None
         ]
         complete = {key: draw(st.integers(-1, ROUNDS - 1)) for key in range(2)}
         reports[rank] = report(complete, *found, fresh=rank in silent and draw(st.booleans()))
