@@ -2,44 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from importlib.util import find_spec
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.torch.elastic_ranks import ElasticRanks
+pytest.importorskip("torch", reason="PyTorch is not installed")
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
-if find_spec("torch") is not None:
-    from tests.integration.torch.programs import elastic
+import torch
+import torch.distributed as dist
+from torch import nn
 
-Started = Callable[..., ElasticRanks]
+from netstorm.frontends.torch import elastic
+from tests.integration.torch.begin import PATIENCE, digest, error_of
+from tests.integration.torch.elastic_ranks import Started
 
 
-@pytest.fixture
-def job(forker: Any, tmp_path: Path) -> Iterator[Started]:
-    """A job that a test may start."""
-    with ExitStack() as stack:
+def train(folder: str, fails_at: int = -1) -> dict[str, Any]:
+    """Train until the file "end" is in `folder`, as all ranks see at the same step.
 
-        def start(begin: int, bounds: str, folder: Path = tmp_path, **settings: object) -> ElasticRanks:
-            return stack.enter_context(ElasticRanks(forker, folder, begin=begin, elastic=bounds, **settings))
-
-        yield start
+    Args:
+        folder: of the test.
+        fails_at: before this step, spoil this rank's weights.
+    """
+    elastic.init_process_group(PATIENCE)
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    inputs = torch.randn(256, 8, generator=torch.Generator().manual_seed(1))
+    labels = inputs.sum(1, keepdim=True)
+    model = elastic.data_parallel(nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Linear(32, 1)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    sampler = elastic.ElasticSampler(len(inputs), 8)
+    state = elastic.ElasticState(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        sampler=sampler,
+        seen=0,
+        ends=torch.zeros(1),
+        verify_every=5,
+    )
+    newcomer = elastic.is_newcomer()
+    early = error_of(dist.barrier) if newcomer else ""
+    while not (step := state.step(), state["ends"].item())[1]:
+        if step == fails_at:
+            with torch.no_grad():
+                next(model.parameters()).add_(1.0)
+        print(f"step {step} of {list(state.ranks)}", flush=True)
+        batch = sampler.take()
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs[batch]), labels[batch])
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        state["seen"] += len(state.ranks)
+        state["ends"].fill_((Path(folder) / "end").exists())
+        dist.all_reduce(state["ends"], dist.ReduceOp.MAX)
+    print("ended", flush=True)
+    dist.destroy_process_group()
+    return {
+        "newcomer": newcomer,
+        "early": early,
+        "step": step,
+        "parameters": digest(model),
+        "learning_rate": scheduler.get_last_lr(),
+        "sampler": sampler.state_dict(),
+        "seen": state["seen"],
+    }
 
 
 def test_a_rank_is_killed_and_two_join_and_all_end_with_the_same_bits(job: Started) -> None:
     ranks = job(2, "1:3")
     for rank in range(2):
-        ranks.start(f"first {rank}", rank, elastic.train)
+        ranks.start(f"first {rank}", rank, train)
     ranks.wait_until_said("first 0", "step 3 ")
     ranks.kill("first 1")
     ranks.wait_until_said("first 0", "of [0]")
-    ranks.start("back", 1, elastic.train)
+    ranks.start("back", 1, train)
     ranks.wait_until_said("back", "rank 1 goes on")  # or the next would get its place
-    ranks.start("new", -1, elastic.train)
+    ranks.start("new", -1, train)
     ranks.wait_until_said("new", "of [0, 1, 2]")
     ranks.wait_until_said("back", "of [0, 1, 2]")
     (ranks.folder / "end").touch()
@@ -53,13 +96,91 @@ def test_a_rank_is_killed_and_two_join_and_all_end_with_the_same_bits(job: Start
         assert other == first
 
 
+def calls(folder: str) -> dict[str, Any]:
+    """Make every call once rank 2 of four has died, of which rank 3 has never come."""
+    elastic.init_process_group(PATIENCE)
+    rank = dist.get_rank()
+    pair = dist.new_group([0, 1])
+    with_dead = dist.new_group([1, 2])
+    dist.all_reduce(torch.ones(1))
+    print("running", flush=True)
+    deadline = time.monotonic() + PATIENCE.total_seconds()
+    while elastic.live_ranks() != (0, 1):
+        assert time.monotonic() < deadline, elastic.live_ranks()
+        time.sleep(0.01)
+    mine = torch.full((2,), float(rank + 1))
+    found = _reductions(mine) | _copies(mine) | _messages(rank, mine)
+    total = mine.clone()
+    dist.all_reduce(total, group=pair)
+    found["pair"] = total.tolist()
+    if rank == 1:
+        alone = mine.clone()
+        dist.all_reduce(alone, group=with_dead)
+        found["with_dead"] = alone.tolist()
+    dist.destroy_process_group()
+    return found
+
+
+def _reductions(mine: torch.Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("SUM", "AVG", "MIN", "MAX", "PRODUCT"):
+        total = mine.clone()
+        work = dist.all_reduce(total, getattr(dist.ReduceOp, name), async_op=True)
+        work.wait()
+        found[f"all_reduce {name}"] = total.tolist()
+        found["contributors"] = sorted(elastic.contributors(work))
+    for root in (0, 2):
+        total = mine.clone()
+        found[f"reduce to {root}"] = error_of(dist.reduce, total, root) or total.tolist()
+    part = torch.zeros(1)
+    dist.reduce_scatter(part, list(torch.arange(4.0).split(1)))
+    found["reduce_scatter"] = part.tolist()
+    found["barrier"] = error_of(dist.barrier)
+    found["monitored_barrier"] = error_of(dist.monitored_barrier, timeout=PATIENCE)
+    return found
+
+
+def _copies(mine: torch.Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    rank = dist.get_rank()
+    for root in (0, 2):
+        tensor = mine.clone()
+        found[f"broadcast from {root}"] = error_of(dist.broadcast, tensor, root) or tensor.tolist()
+        part = torch.full((1,), -1.0)
+        inputs = list(torch.arange(4.0).split(1)) if rank == root else None
+        found[f"scatter from {root}"] = error_of(dist.scatter, part, inputs, root) or part.tolist()
+        outputs = [torch.full((2,), -1.0) for _ in range(4)] if rank == root else None
+        error = error_of(dist.gather, mine, outputs, root)
+        found[f"gather to {root}"] = error or [each.tolist() for each in outputs or ()]
+    gathered = [torch.full((2,), -1.0) for _ in range(4)]
+    dist.all_gather(gathered, mine)
+    found["all_gather"] = [each.tolist() for each in gathered]
+    return found
+
+
+def _messages(rank: int, mine: torch.Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for dead in (2, 3):
+        found[f"send to {dead}"] = error_of(dist.send, mine, dead)
+        found[f"recv from {dead}"] = error_of(dist.recv, torch.zeros(2), dead)
+    got = torch.zeros(2)
+    if rank == 0:
+        dist.send(mine, 1)
+    else:
+        found["source"] = dist.recv(got)
+    outputs = [torch.zeros(2) for _ in range(4)]
+    found["all_to_all"] = error_of(dist.all_to_all, outputs, [mine] * 4)
+    found["all_to_all got"] = [each.tolist() for each in outputs[:2]]
+    return found
+
+
 @pytest.mark.slow
 def test_every_call_with_ranks_that_are_not_there_has_a_result_or_an_error_that_names_them(
     job: Started,
 ) -> None:
     ranks = job(3, "2:4")
     for rank in range(3):
-        ranks.start(str(rank), rank, elastic.calls)
+        ranks.start(str(rank), rank, calls)
     ranks.wait_until_said("2", "running")
     ranks.wait_until_said("0", "running")
     ranks.wait_until_said("1", "running")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
@@ -9,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,19 +17,19 @@ from typing import Any
 import psutil
 import pytest
 
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from netstorm.frontends.torch import checkpoint, elastic
 from tests.integration.forking import ROOT
-from tests.integration.torch.elastic_ranks import ElasticRanks
-from tests.integration.torch.test_elastic import Started, job
+from tests.integration.torch import test_elastic
+from tests.integration.torch.begin import PATIENCE, digest
+from tests.integration.torch.elastic_ranks import ElasticRanks, Started
 
-__all__ = ["job"]
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed"),
-]
-if find_spec("torch") is not None:
-    from tests.integration.torch.programs import elastic
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DIGEST = r"rank \d: weights sha256 ([0-9a-f]{64})"
 
@@ -47,19 +47,27 @@ def end(ranks: ElasticRanks, names: list[str]) -> tuple[set[str], set[str]]:
     return results, digests
 
 
+def example(folder: str, arguments: list[str]) -> None:
+    """Run the example."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    sys.argv = ["torch_elastic.py", *arguments]
+    os.chdir(folder)
+    importlib.import_module("torch_elastic").main()
+
+
 def train(job: Started, folder: Path, *arguments: object, disturbed: bool) -> float:
     """Train at four ranks, one of which is killed and comes back if `disturbed`; return the result."""
     folder.mkdir()
     ranks = job(4, "2:4", folder=folder)
     options = {"arguments": [*map(str, arguments), "--report", "1"]}
     for rank in range(4):
-        ranks.start(str(rank), rank, elastic.example, **options)
+        ranks.start(str(rank), rank, example, **options)
     names = list("0123")
     if disturbed:
         ranks.wait_until_said("0", "step 30/")
         ranks.kill("1")
         ranks.wait_until_said("0", "of ranks 0, 2, 3\n")
-        ranks.start("back", 1, elastic.example, **options)
+        ranks.start("back", 1, example, **options)
         names = ["0", "2", "3", "back"]
     results, digests = end(ranks, names)
     assert len(results) == len(digests) == 1
@@ -80,12 +88,49 @@ def test_a_model_becomes_as_good_as_without_the_death_of_a_rank(
     assert abs(result - undisturbed) < spread
 
 
+def check_sum() -> None:
+    """Sum over many chunks, and check that each element has every contributor once, and nobody twice."""
+    marks = torch.full((100_000,), 16 ** dist.get_rank(), dtype=torch.int64)  # a digit for each rank
+    work = dist.all_reduce(marks, async_op=True)
+    work.wait()
+    in_all = set(range(dist.get_world_size()))
+    for total in marks.unique().tolist():
+        digits = [total >> 4 * rank & 15 for rank in range(dist.get_world_size())]
+        assert max(digits) == 1, digits
+        in_all &= {rank for rank, times in enumerate(digits) if times}
+    assert in_all == elastic.contributors(work), (in_all, elastic.contributors(work))
+
+
+def churn(folder: str) -> dict[str, Any]:
+    """Train a model of several buckets and many chunks until the file "end" is in `folder`.
+
+    All ranks compare their weights after every third step, and the job ends if one has others.
+    """
+    elastic.init_process_group(PATIENCE)
+    layers = nn.Sequential(*(nn.Linear(400, 400) for _ in range(6)))
+    model = elastic.data_parallel(layers, bucket_cap_mb=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    entries = {"model": model, "optimizer": optimizer, "ends": torch.zeros(1)}
+    state = elastic.ElasticState(verify_every=3, repair=False, **entries)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    while not (step := state.step(), state["ends"].item())[1]:
+        print(f"step {step} of {list(state.ranks)}", flush=True)
+        optimizer.zero_grad()
+        model(torch.randn(4, 400, generator=generator)).square().mean().backward()
+        optimizer.step()
+        check_sum()
+        state["ends"].fill_((Path(folder) / "end").exists())
+        dist.all_reduce(state["ends"], dist.ReduceOp.MAX)
+    dist.destroy_process_group()
+    return {"step": step, "parameters": digest(model)}
+
+
 def test_ranks_that_die_and_come_at_any_time_have_right_sums_and_end_with_the_same_bits(job: Started) -> None:
     random = Random(1)
     ranks = job(4, "1:5")
     alive = {rank: f"first {rank}" for rank in range(4)}
     for rank, name in alive.items():
-        ranks.start(name, rank, elastic.churn)
+        ranks.start(name, rank, churn)
     for name in alive.values():
         ranks.wait_until_said(name, "step 3 ")
     for event in range(40):
@@ -100,7 +145,7 @@ def test_ranks_that_die_and_come_at_any_time_have_right_sums_and_end_with_the_sa
         elif len(alive) < 5:
             rank = random.choice([rank for rank in range(5) if rank not in alive])
             alive[rank] = f"event {event}"
-            ranks.start(alive[rank], rank, elastic.churn)
+            ranks.start(alive[rank], rank, churn)
     for name in alive.values():
         ranks.wait_until_said(name, "step ")
     (ranks.folder / "end").touch()
@@ -109,14 +154,40 @@ def test_ranks_that_die_and_come_at_any_time_have_right_sums_and_end_with_the_sa
     assert all(answer == answers[0] for answer in answers)
 
 
+def save(folder: str) -> dict[str, Any]:
+    """Train, and save a checkpoint before every third step, until the file "end" is in `folder`."""
+    elastic.init_process_group(PATIENCE)
+    model = elastic.data_parallel(nn.Linear(100, 100))
+    optimizer = torch.optim.Adam(model.parameters())
+    state = elastic.ElasticState(model=model, optimizer=optimizer, ends=torch.zeros(1))
+    while not (step := state.step(), state["ends"].item())[1]:
+        if step % 3 == 0:
+            checkpoint.save(f"{folder}/saved", {"model": model, "optimizer": optimizer}, step=step, keep=3)
+        print(f"step {step} of {list(state.ranks)}", flush=True)
+        optimizer.zero_grad()
+        model(torch.randn(4, 100)).square().mean().backward()
+        optimizer.step()
+        state["ends"].fill_((Path(folder) / "end").exists())
+        dist.all_reduce(state["ends"], dist.ReduceOp.MAX)
+    final = {"model": model, "optimizer": optimizer}
+    checkpoint.save(f"{folder}/saved", final, step=step).wait()
+    loaded = checkpoint.load(f"{folder}/saved")
+    assert loaded is not None
+    assert loaded.step == step
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state["model"][name], value), name
+    dist.destroy_process_group()
+    return {"step": step, "files": len(list(loaded.path.glob("*.safetensors")))}
+
+
 def test_the_ranks_that_are_there_save_checkpoints_while_others_die_and_join(job: Started) -> None:
     ranks = job(3, "1:4")
     for rank in range(3):
-        ranks.start(str(rank), rank, elastic.save)
+        ranks.start(str(rank), rank, save)
     ranks.wait_until_said("2", "step 4 ")
     ranks.kill("0")
     ranks.wait_until_said("2", "of [1, 2]")
-    ranks.start("back", 0, elastic.save)
+    ranks.start("back", 0, save)
     ranks.wait_until_said("back", "of [0, 1, 2]")
     (ranks.folder / "end").touch()
     answers = [ranks.answer(name) for name in ("1", "2", "back")]
@@ -125,12 +196,32 @@ def test_the_ranks_that_are_there_save_checkpoints_while_others_die_and_join(job
     assert answers == answers[:1] * 3
 
 
+def compute(folder: str) -> int:
+    """Train with steps that take as long as they have samples, and nothing else; return the last step."""
+    elastic.init_process_group(PATIENCE)
+    model = elastic.data_parallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sampler = elastic.ElasticSampler(1000, 10)
+    state = elastic.ElasticState(model=model, optimizer=optimizer, sampler=sampler, ends=torch.zeros(1))
+    while not (step := state.step(), state["ends"].item())[1]:
+        print(f"step {step} of {list(state.ranks)}", flush=True)
+        batch = sampler.take()
+        time.sleep(0.015 * len(batch))
+        optimizer.zero_grad()
+        model(torch.ones(len(batch), 1)).mean().backward()
+        optimizer.step()
+        state["ends"].fill_((Path(folder) / "end").exists())
+        dist.all_reduce(state["ends"], dist.ReduceOp.MAX)
+    dist.destroy_process_group()
+    return step
+
+
 def test_a_newcomer_catches_up_with_ranks_that_compute_nearly_all_the_time(job: Started) -> None:
     ranks = job(2, "1:3")
     for rank in range(2):
-        ranks.start(str(rank), rank, elastic.compute)
+        ranks.start(str(rank), rank, compute)
     ranks.wait_until_said("0", "step 2 ")
-    ranks.start("new", 2, elastic.compute)
+    ranks.start("new", 2, compute)
     ranks.wait_until_said("new", "of [0, 1]")
     ranks.send("new", signal.SIGSTOP)
     first = int(re.findall(r"^step (\d+) ", ranks.said("0"), re.MULTILINE)[-1])
@@ -148,14 +239,14 @@ def test_a_rank_that_was_stopped_for_too_long_hears_that_it_is_out_and_its_succe
 ) -> None:
     ranks = job(3, "1:3", PS_HEARTBEAT_INTERVAL=0.5, PS_HEARTBEAT_TIMEOUT=2, NETSTORM_WAIT_TIMEOUT=8)
     for rank in range(3):
-        ranks.start(str(rank), rank, elastic.train)
+        ranks.start(str(rank), rank, test_elastic.train)
     ranks.wait_until_said("0", "step 3 ")
     ranks.send("1", signal.SIGSTOP)
     ranks.wait_until_said("0", "of [0, 2]")
     ranks.send("1", signal.SIGCONT)
     with pytest.raises(AssertionError, match=r"NodeRemoved: rank 1 .* out of the job since view 1"):
         ranks.answer("1")
-    ranks.start("back", 1, elastic.train)
+    ranks.start("back", 1, test_elastic.train)
     ranks.wait_until_said("back", "of [0, 1, 2]")
     (ranks.folder / "end").touch()
     assert len({ranks.answer(name)["parameters"] for name in ("0", "2", "back")}) == 1
@@ -164,12 +255,12 @@ def test_a_rank_that_was_stopped_for_too_long_hears_that_it_is_out_and_its_succe
 
 def test_with_too_few_nodes_a_step_waits_until_others_have_joined(job: Started) -> None:
     ranks = job(2, "2:2")
-    ranks.start("0", 0, elastic.train)
-    ranks.start("1", 1, elastic.train)
+    ranks.start("0", 0, test_elastic.train)
+    ranks.start("1", 1, test_elastic.train)
     ranks.wait_until_said("0", "step 3 ")
     ranks.kill("1")
     ranks.wait_until_said("0", "1 nodes are in the job, and NETSTORM_ELASTIC=2:2 needs 2: step")
-    ranks.start("back", 1, elastic.train)
+    ranks.start("back", 1, test_elastic.train)
     ranks.wait_until_said("back", "of [0, 1]")
     (ranks.folder / "end").touch()
     assert ranks.answer("0")["parameters"] == ranks.answer("back")["parameters"]
@@ -178,8 +269,8 @@ def test_with_too_few_nodes_a_step_waits_until_others_have_joined(job: Started) 
 
 def test_a_job_that_waits_for_too_long_ends_and_says_for_what(job: Started) -> None:
     ranks = job(2, "2:2", NETSTORM_WAIT_FOR_NODES=1)
-    ranks.start("0", 0, elastic.train)
-    ranks.start("1", 1, elastic.train)
+    ranks.start("0", 0, test_elastic.train)
+    ranks.start("1", 1, test_elastic.train)
     ranks.wait_until_said("0", "step 3 ")
     ranks.kill("1")
     with pytest.raises(AssertionError, match=r"no others came within 1 s \(NETSTORM_WAIT"):
@@ -189,7 +280,7 @@ def test_a_job_that_waits_for_too_long_ends_and_says_for_what(job: Started) -> N
 def test_a_rank_whose_weights_have_changed_takes_over_those_of_most(job: Started) -> None:
     ranks = job(3, "1:3")
     for rank in range(3):
-        ranks.start(str(rank), rank, elastic.train, fails_at=7 if rank == 1 else -1)
+        ranks.start(str(rank), rank, test_elastic.train, fails_at=7 if rank == 1 else -1)
     ranks.wait_until_said("0", "before step 10, the state of rank 1 differs from that of rank 0")
     ranks.wait_until_said("0", "step 12 ")
     (ranks.folder / "end").touch()

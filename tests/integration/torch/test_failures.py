@@ -9,21 +9,28 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
+from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import psutil
 import pytest
 
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from netstorm.errors import NetStormError
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 from netstorm.pslite.keys import JobKey
+from netstorm.settings import Settings
 from tests.integration.forking import ROOT
 from tests.integration.jobs import Job
+from tests.integration.torch.begin import begin, error_of
 from tests.integration.torch.ranks import Ranks
-from tests.integration.torch.test_async_calls import answer
-
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
-if find_spec("torch") is not None:
-    from tests.integration.torch.programs import failing
 
 SHORT = {"PS_HEARTBEAT_INTERVAL": "0.5", "PS_HEARTBEAT_TIMEOUT": "3"}
 DEADLINE_S = 30
@@ -43,9 +50,30 @@ def assert_ends(process: psutil.Process) -> None:
         time.sleep(0.05)
 
 
+def sum_until_it_fails(ends: int = -1, how: str = "") -> str:
+    """Sum over and over; return the error. Rank `ends` leaves the loop after a few rounds."""
+    rank, _ = begin()
+    tensor = torch.ones(1000)
+    for step in range(1_000_000):
+        try:
+            dist.all_reduce(tensor.fill_(1))
+        except NetStormError as error:
+            print("failed:", error, flush=True)
+            return f"{type(error).__name__}: {error}"
+        if step == 3:
+            print("running", flush=True)
+        if step == 10 and rank == ends:
+            if how == "raises":
+                raise ValueError("the data set is gone")
+            if how == "leaves":
+                dist.destroy_process_group()
+            return ""
+    return ""
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_is_killed_is_named_to_all_others_and_the_scheduler_ends(ranks, victim):
-    ranks.start(failing.sum_until_it_fails, 3, **SHORT)
+    ranks.start(sum_until_it_fails, 3, **SHORT)
     for rank in range(3):
         ranks.wait_until_said(rank, "running")
     scheduler = scheduler_of(ranks)
@@ -54,8 +82,8 @@ def test_a_rank_that_is_killed_is_named_to_all_others_and_the_scheduler_ends(ran
     for rank in {0, 1, 2} - {victim}:
         ended = ranks.end(rank)
         assert ended.code == 1, ended.text
-        assert answer(ranks, rank).startswith("NodeLost: "), ended.text
-        assert f"rank {victim}" in answer(ranks, rank)
+        assert ranks.answer(rank).startswith("NodeLost: "), ended.text
+        assert f"rank {victim}" in ranks.answer(rank)
     assert time.monotonic() - began < DEADLINE_S
     assert_ends(scheduler)
 
@@ -69,17 +97,17 @@ def test_a_rank_that_is_killed_is_named_to_all_others_and_the_scheduler_ends(ran
     ],
 )
 def test_a_rank_that_raises_or_ends_before_the_others_is_named_to_them(ranks, how, said):
-    ranks.start(failing.sum_until_it_fails, 3, ends=1, how=how, **SHORT)
+    ranks.start(sum_until_it_fails, 3, ends=1, how=how, **SHORT)
     for rank in (0, 2):
         ended = ranks.end(rank)
         assert ended.code == 1, ended.text
-        assert said in answer(ranks, rank)
-        assert "rank 1" in answer(ranks, rank)
+        assert said in ranks.answer(rank)
+        assert "rank 1" in ranks.answer(rank)
     assert ranks.end(1).code == (1 if how == "raises" else ranks.end(1).code)
 
 
 def test_ctrl_c_at_one_rank_ends_all(ranks):
-    ranks.start(failing.sum_until_it_fails, 3, **SHORT)
+    ranks.start(sum_until_it_fails, 3, **SHORT)
     for rank in range(3):
         ranks.wait_until_said(rank, "running")
     ranks.send(1, signal.SIGINT)
@@ -87,12 +115,20 @@ def test_ctrl_c_at_one_rank_ends_all(ranks):
     for rank in (0, 2):
         ended = ranks.end(rank)
         assert ended.code == 1, ended.text
-        assert "rank 1" in answer(ranks, rank)
-        assert "interrupted by Ctrl-C (SIGINT)" in answer(ranks, rank)
+        assert "rank 1" in ranks.answer(rank)
+        assert "interrupted by Ctrl-C (SIGINT)" in ranks.answer(rank)
+
+
+def one_sum() -> None:
+    """Make a sum and wait to be killed."""
+    begin()
+    dist.all_reduce(torch.ones(2))
+    print("running", flush=True)
+    time.sleep(80)
 
 
 def test_ctrl_c_at_all_ranks_ends_them_and_the_scheduler(ranks):
-    ranks.start(failing.one_sum, 3, **SHORT)
+    ranks.start(one_sum, 3, **SHORT)
     for rank in range(3):
         ranks.wait_until_said(rank, "running")
     scheduler = scheduler_of(ranks)
@@ -102,29 +138,76 @@ def test_ctrl_c_at_all_ranks_ends_them_and_the_scheduler(ranks):
     assert_ends(scheduler)
 
 
-@pytest.mark.parametrize(
-    ("when", "number"),
-    [
-        ("before", signal.SIGTERM),
-        ("composed", signal.SIGTERM),
-        ("after", signal.SIGINT),
-    ],
+SIGNALS = (
+    ("before", signal.SIGTERM),
+    ("after", signal.SIGTERM),
+    ("after", signal.SIGUSR1),
+    ("after", signal.SIGINT),
+    ("composed", signal.SIGTERM),
 )
-def test_ranks_agree_on_a_signal_that_one_of_them_handles_and_end_well_together(ranks, when, number):
-    ranks.start(failing.leave_together, 2, when=when, number=int(number), **SHORT)
-    for rank in range(2):
-        ranks.wait_until_said(rank, "running")
-    ranks.send(1, number)
-    (left, none), (also, one) = ranks.answers()
-    assert left == also
-    assert (none, one) == (0, 1)
+"""When the script installs its handler, beside the beginning of the group, or around NetStorm's own."""
+
+
+def leave_together(schedulers: list[str]) -> None:
+    """In a job for each kind, sum a flag that a signal sets at rank 1; all leave at the same step."""
+    for (when, number), scheduler in zip(SIGNALS, schedulers, strict=True):
+        os.environ["DMLC_PS_ROOT_URI"], os.environ["DMLC_PS_ROOT_PORT"] = scheduler.split(":")
+        flag: list[int] = []
+
+        def handle(got: int, _: FrameType | None, flag: list[int] = flag) -> None:
+            flag.append(got)
+
+        if when == "before":
+            signal.signal(number, handle)
+        rank, _ = begin(store=f" of {scheduler}")
+        former: Any = signal.getsignal(number)
+
+        def composed(got: int, frame: FrameType | None, flag: list[int] = flag, former: Any = former) -> None:
+            flag.append(got)
+            former(got, frame)
+
+        if when != "before":
+            signal.signal(number, composed if when == "composed" else handle)
+        print(f"running {scheduler}", flush=True)
+        asked = torch.zeros(1)
+        while not asked.item():
+            dist.all_reduce(asked.fill_(len(flag)), op=dist.ReduceOp.MAX)
+        if rank == 0:
+            time.sleep(0.3)  # saves
+        assert flag == [number] * rank
+        dist.barrier()
+        dist.destroy_process_group()
+        signal.signal(number, former)
+
+
+def test_ranks_agree_on_a_signal_that_one_of_them_handles_and_end_well_together(ranks, tmp_path):
+    with ExitStack() as stack:
+        schedulers = []
+        for place in range(len(SIGNALS)):
+            (tmp_path / str(place)).mkdir()
+            schedulers.append(stack.enter_context(Job(tmp_path / str(place), 2)).address)
+        ranks.start(leave_together, 2, schedulers=schedulers, DMLC_NUM_WORKER=2)
+        for (_, number), scheduler in zip(SIGNALS, schedulers, strict=True):
+            ranks.wait_until_said(1, f"running {scheduler}")
+            ranks.send(1, number)
+        ranks.answers()
+
+
+def mixed(odd: int) -> str:
+    """Join a job; rank `odd` is a node of MXNet's. Return the error."""
+    rank = int(os.environ["RANK"])
+    if rank == odd:
+        settings = Settings.from_environment().changed(rank=rank)
+        return error_of(runtime_of_this_process, settings, framework="MXNet")
+    # A store of its own: no other rank of PyTorch will come.
+    return error_of(dist.init_process_group, "netstorm", store=HashStore(), rank=rank, world_size=2)
 
 
 def test_nodes_of_mxnet_and_of_pytorch_in_one_job_are_refused_by_name(ranks, tmp_path: Path):
     (tmp_path / "job").mkdir()
     with Job(tmp_path / "job", 2) as job:
         host, port = job.address.split(":")
-        ranks.start(failing.mixed, 2, odd=1, DMLC_PS_ROOT_URI=host, DMLC_PS_ROOT_PORT=port, DMLC_NUM_WORKER=2)
+        ranks.start(mixed, 2, odd=1, DMLC_PS_ROOT_URI=host, DMLC_PS_ROOT_PORT=port, DMLC_NUM_WORKER=2)
         deadline = time.monotonic() + DEADLINE_S
         refused = [tmp_path / f"answer{rank}" for rank in range(2)]  # whichever comes second; the first waits
         while not any(path.exists() and path.read_text() for path in refused):
@@ -135,12 +218,19 @@ def test_nodes_of_mxnet_and_of_pytorch_in_one_job_are_refused_by_name(ranks, tmp
     assert "PyTorch" in found
 
 
+def begin_with_a_key(key: str) -> str:
+    """Join a job; only rank 1 has a key. Return the error."""
+    if os.environ["RANK"] == "1":
+        os.environ["NETSTORM_KEY_FILE"] = key
+    return error_of(begin)
+
+
 def test_what_rank_0_writes_into_the_store_without_the_jobs_key_is_refused(ranks, tmp_path: Path):
     JobKey.create(tmp_path / "job.key")
-    ranks.start(failing.begin_with_a_key, 2, key=str(tmp_path / "job.key"))
+    ranks.start(begin_with_a_key, 2, key=str(tmp_path / "job.key"))
     ranks.end(1)  # rank 0 would wait for another one
-    assert answer(ranks, 1).startswith("NotAuthorised: 'netstorm/0/1/offer/0' in PyTorch's store is '")
-    assert "give all ranks the same file" in answer(ranks, 1)
+    assert ranks.answer(1).startswith("NotAuthorised: 'netstorm/0/1/offer/0' in PyTorch's store is '")
+    assert "give all ranks the same file" in ranks.answer(1)
 
 
 TRAIN = """

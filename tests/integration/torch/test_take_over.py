@@ -110,32 +110,31 @@ print(json.dumps([forms, kinds, made, real_kind, sites, inner, total.tolist()]))
     assert (sites, inner, total) == (["netstorm", "real_gloo"], "real_gloo", [1.0, 1.0, 1.0])
 
 
-def test_the_user_chooses_the_names(tmp_path):
-    script = """
-print(json.dumps([dist.Backend(name) for name in ("gloo", "mpi", "nccl", "cpu:gloo,cuda:nccl")]))
-"""
-    found = run(tmp_path, RECORD + script, "-m", "netstorm.run", NETSTORM_TORCH_BACKENDS="nccl")
-    assert found == ["gloo", "mpi", "netstorm", "cpu:gloo,cuda:netstorm"]
-
-
-def test_processes_that_a_script_spawns_use_netstorm_too_and_those_that_a_rank_starts_are_no_ranks(tmp_path):
+def test_the_user_chooses_the_names_also_in_processes_that_a_script_spawns_and_what_a_rank_starts_is_no_rank(
+    tmp_path,
+):
     script = """
 import torch.multiprocessing as mp
 
+def names():
+    return [str(dist.Backend(name)) for name in ("gloo", "mpi", "nccl", "cpu:gloo,cuda:nccl")]
+
 def spawned(index, queue):
-    queue.put(str(dist.Backend("gloo")))
+    queue.put(names())
 
 if __name__ == "__main__":
     import subprocess
     queue = mp.get_context("spawn").SimpleQueue()
     mp.spawn(spawned, (queue,), nprocs=1)
-    init(backend="gloo")
+    init(backend="nccl")
     dist.destroy_process_group()
-    child = "import torch.distributed as dist; print(dist.Backend('gloo'))"
+    child = "import torch.distributed as dist; print(dist.Backend('nccl'))"
     output = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout
-    print(json.dumps([queue.get(), output.split(), str(dist.Backend("gloo"))]))
+    print(json.dumps([names(), queue.get(), output.split()]))
 """
-    assert run(tmp_path, RECORD + script, "-m", "netstorm.run") == ["netstorm", ["gloo"], "netstorm"]
+    chosen = ["gloo", "mpi", "netstorm", "cpu:gloo,cuda:netstorm"]
+    found = run(tmp_path, RECORD + script, "-m", "netstorm.run", NETSTORM_TORCH_BACKENDS="nccl")
+    assert found == [chosen, chosen, ["nccl"]]
 
 
 def test_import_torch_makes_the_backend_known_and_one_that_maps_names_in_another_way_is_an_error(tmp_path):

@@ -1,46 +1,127 @@
-"""Checkpoints of AsynchronousSGD: of all ranks together, or in elastic jobs of one while others go on."""
+"""Checkpoints of AsynchronousSGD: of all ranks together, or in elastic jobs of one while others go on.
+
+With a momentum of 1/2 and gradients of -1 a value and its momentum are 2n together after n pushes. So a state
+tells whether all that is in it is of the same moment.
+"""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
 from netstorm.checkpoint.files import latest_step
+from netstorm.frontends.torch import checkpoint, elastic
+from netstorm.frontends.torch.asynchronous import AsynchronousSGD
+from tests.integration.torch.begin import PATIENCE, begin, error_of
 from tests.integration.torch.elastic_ranks import ElasticRanks
 from tests.integration.torch.ranks import Ranks
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed"),
-    pytest.mark.slow,
-]
-if find_spec("torch") is not None:
-    from tests.integration.torch.programs import asynchronous_checkpoints
+pytestmark = pytest.mark.slow
 
 
-def run(forker: Any, folder: Path, ranks: int, **arguments: Any) -> list[Any]:
-    """Have some ranks train and save; return their answers."""
-    folder.mkdir()
-    with Ranks(forker, folder) as job:
-        job.start(asynchronous_checkpoints.saved_together, ranks, **arguments)
-        return job.answers()
+class _Weights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Parameter(torch.zeros(700, 4, dtype=torch.float64))
+        self.small = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.single = nn.Parameter(torch.zeros(3, dtype=torch.float32))
+
+
+def _make(path: str, *, newcomer: bool = False) -> tuple[_Weights, AsynchronousSGD, Any]:
+    """Return a model in training, and what it has loaded."""
+    model = _Weights()
+    loaded = None if newcomer else checkpoint.load(path, missing_ok=True)
+    state = None if loaded is None else loaded.state["training"]
+    return model, AsynchronousSGD(model, lr=1.0, momentum=0.5, lamda=0.0, state=state), loaded
+
+
+def _step(model: _Weights, training: AsynchronousSGD, gradient: float = -1.0) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
+    training.step()
+
+
+def _pushes(state: dict[str, Any]) -> tuple[float, float]:
+    """Return the least and the largest number of pushes in a state, by its values and momenta."""
+    pushes = [(value + state["momenta"][name]).double() / 2 for name, value in state["parameters"].items()]
+    for one in pushes:
+        assert (one - one.round()).abs().max() < 1e-4, one
+    largest = max(float(one.max()) for one in pushes)
+    assert round(largest) == state["updates"].max()
+    return min(float(one.min()) for one in pushes), largest
+
+
+def saved_together(path: str, job: str) -> None:
+    """Train, save, and train on, as the first job of three ranks and as the second one of two."""
+    begin()
+    steps, at_first, at_last = {"first": (4, 0, 21), "second": (1, 12, 20)}[job]
+    model, training, loaded = _make(path)
+    assert _pushes(training.state_dict()) == pytest.approx((at_first, at_first))
+    if job == "second":
+        assert loaded is not None
+        assert (loaded.step, loaded.world_size, loaded.state["steps"]) == (0, 3, 4)
+    for _ in range(steps):
+        _step(model, training)
+    checkpoint.save(path, {"training": training, "steps": steps}, keep=1).wait(60)
+    for _ in range(3):
+        _step(model, training)
+    dist.barrier()
+    assert _pushes(training.state_dict()) == pytest.approx((at_last, at_last))
+    saved = checkpoint.load(path)
+    assert saved is not None
+    other = error_of(AsynchronousSGD, nn.Linear(2, 2), 0.1, state=saved.state["training"])
+    assert "the checkpoint has nothing for parameter 'weight'" in other
+    assert "state= is none of AsynchronousSGD's" in error_of(
+        AsynchronousSGD, model, 0.1, state={"parameters": {}}
+    )
+    assert "when it is made" in error_of(training.load_state_dict, {})
+    dist.destroy_process_group()
 
 
 def test_a_checkpoint_has_all_pushes_before_it_for_a_job_of_another_size(forker: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "checkpoints")
-    for answer in run(forker, tmp_path / "first", 3, path=path, steps=4, CHUNK_SIZE=100):
-        assert answer["loaded"] is None
-        assert answer["at_first"] == [0, 0]
-        assert answer["at_last"] == pytest.approx([21, 21])
-        assert "the checkpoint has nothing for parameter 'weight'" in answer["other_model"]
-        assert "state= is none of AsynchronousSGD's" in answer["no_state"]
-        assert "when it is made" in answer["late"]
-    for answer in run(forker, tmp_path / "second", 2, path=path, steps=1, CHUNK_SIZE=300):
-        assert answer["loaded"] == [0, 3, 4]
-        assert answer["at_first"] == pytest.approx([12, 12])
-        assert answer["at_last"] == pytest.approx([20, 20])
+    for job, count, chunk_size in (("first", 3, 100), ("second", 2, 300)):
+        (tmp_path / job).mkdir()
+        with Ranks(forker, tmp_path / job) as ranks:
+            ranks.start(saved_together, count, path=f"{tmp_path}/checkpoints", job=job, CHUNK_SIZE=chunk_size)
+            ranks.answers()
+
+
+def saved_by_one(folder: str, path: str, number: int) -> dict[str, Any]:
+    """Train in an elastic job until the file "end" is there, and save after every fifth step.
+
+    Args:
+        folder: of the job.
+        path: of the checkpoints.
+        number: of this process.
+    """
+    elastic.init_process_group(PATIENCE)
+    model, training, loaded = _make(path, newcomer=elastic.is_newcomer())
+    at_first = None if loaded is None else _pushes(training.state_dict())
+    wrote = []
+    while not (Path(folder) / "end").exists():
+        _step(model, training)
+        if training.steps % 5 == 0:
+            state = {"training": training, "steps": training.steps, "by": number}
+            saving = checkpoint.save(path, state, step=training.steps, keep=2)
+            if saving.wait(60) != Path(path):
+                wrote.append(saving.step)
+                print("wrote", saving.step, flush=True)
+    (Path(folder) / f"ended {number}").touch()
+    while not (Path(folder) / "all ended").exists():
+        time.sleep(0.02)
+    own = error_of(lambda: checkpoint.save(path, {"training": training}, own={}))
+    dist.destroy_process_group()
+    step = None if loaded is None else loaded.step
+    return {"wrote": wrote, "loaded": step, "at_first": at_first, "own": own}
 
 
 def train(forker: Any, folder: Path, path: str, last_step: int | None) -> int:
@@ -49,14 +130,13 @@ def train(forker: Any, folder: Path, path: str, last_step: int | None) -> int:
     Return the last step that was written.
     """
     folder.mkdir()
-    program = asynchronous_checkpoints.saved_by_one
     with ElasticRanks(forker, folder, begin=3, elastic="1:4", CHUNK_SIZE=500) as ranks:
         for rank in range(3):
-            ranks.start(f"first {rank}", rank, program, path=path, number=rank)
+            ranks.start(f"first {rank}", rank, saved_by_one, path=path, number=rank)
         ranks.wait_until_said("first 0", "wrote")
         ranks.kill("first 0")
         ranks.wait_until_said("first 1", "wrote")
-        ranks.start("back", 0, program, path=path, number=3)
+        ranks.start("back", 0, saved_by_one, path=path, number=3)
         ranks.wait_until_said("back", "wrote")
         (folder / "end").touch()
         for number in (1, 2, 3):

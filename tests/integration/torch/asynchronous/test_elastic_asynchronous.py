@@ -2,34 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from importlib.util import find_spec
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.torch.elastic_ranks import ElasticRanks
+pytest.importorskip("torch", reason="PyTorch is not installed")
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
-if find_spec("torch") is not None:
-    from tests.integration.torch.programs import elastic_asynchronous
+import torch
+import torch.distributed as dist
+from torch import nn
 
-Started = Callable[..., ElasticRanks]
+from netstorm.frontends.torch import elastic
+from netstorm.frontends.torch.asynchronous import AsynchronousSGD
+from tests.integration.torch.begin import PATIENCE, error_of
+from tests.integration.torch.elastic_ranks import Started
+
+PLACES = 8
+"""Elements that are one process's each, over and over."""
 
 
-@pytest.fixture
-def job(forker: Any, tmp_path: Path) -> Iterator[Started]:
-    """A job that a test may start."""
-    with ExitStack() as stack:
+class _Weights(nn.Module):
+    def __init__(self, value: torch.Tensor) -> None:
+        super().__init__()
+        self.values = nn.Parameter(value)
 
-        def start(begin: int, bounds: str, **settings: object) -> ElasticRanks:
-            return stack.enter_context(
-                ElasticRanks(forker, tmp_path, begin=begin, elastic=bounds, **settings)
-            )
 
-        yield start
+def counts(folder: str, number: int) -> dict[str, Any]:
+    """Add ones to this process's own elements until the file "end" is in `folder`; return the sums.
+
+    Args:
+        folder: of the test.
+        number: of this process.
+    """
+    elastic.init_process_group(PATIENCE)
+    newcomer = elastic.is_newcomer()
+    model = _Weights(torch.full((4000, PLACES), 99.0 if newcomer else 0.0))
+    training = AsynchronousSGD(model, lr=1.0, lamda=0.0)
+    at_first = model.values.detach().amax(0).tolist()
+    before = model.values.detach().clone()
+    early = error_of(dist.barrier) if newcomer else ""
+    live: tuple[int, ...] = ()
+    while not (Path(folder) / "end").exists():
+        if elastic.live_ranks() != live:
+            live = elastic.live_ranks()
+            print("with ranks", live, flush=True)
+        model.values.grad = torch.zeros(4000, PLACES)
+        model.values.grad[:, number] = -1
+        training.step()
+        found = model.values.detach().clone()
+        assert (found[:, number] == training.steps).all(), (training.steps, found[:3])
+        assert (found >= before).all()
+        before = found
+        print("confirmed", training.steps, flush=True)
+    (Path(folder) / f"ended {number}").touch()
+    while not (Path(folder) / "all ended").exists():
+        time.sleep(0.02)
+    training.pull()
+    values = model.values.detach()
+    dist.destroy_process_group()
+    return {
+        "steps": training.steps,
+        "early": early,
+        "at_first": at_first,
+        "least": values.amin(0).tolist(),
+        "most": values.amax(0).tolist(),
+    }
+
+
+def alone(folder: str, number: int) -> dict[str, Any]:
+    """Rank 1 trains alone, and the others own parameters; return how far the values were from PyTorch's.
+
+    The file "steps" has two numbers: how many steps to take, and how many steps without a gradient others
+    have taken before the next one.
+
+    Args:
+        folder: of the test.
+        number: of this process.
+    """
+    elastic.init_process_group(PATIENCE)
+    rank = dist.get_rank()
+    torch.manual_seed(number)
+    model = _Weights(torch.rand(3001))
+    training = AsynchronousSGD(model, lr=0.25, momentum=0.5, lamda=0.0)
+    values = nn.Parameter(model.values.detach().clone())
+    expected = torch.optim.SGD([values], lr=0.25, momentum=0.5)
+    worst, others = 0.0, 0
+    model.values.grad = torch.zeros(3001)
+    training.step()  # it takes part
+    while not (Path(folder) / "end").exists():
+        wanted, taken = map(int, (Path(folder) / "steps").read_text().split())
+        if rank == 1 and training.steps <= wanted:
+            while others < taken:
+                others, values.grad = others + 1, torch.zeros(3001)
+                expected.step()
+            model.values.grad = torch.linspace(-1, training.steps, 3001)
+            values.grad = model.values.grad.clone()
+            expected.step()
+            training.step()
+            worst = max(worst, float((model.values - values).abs().max()))
+            print("step", training.steps - 1, flush=True)
+        else:
+            print("with ranks", elastic.live_ranks(), flush=True)
+            time.sleep(0.02)
+    dist.destroy_process_group()
+    return {"worst": worst}
 
 
 def confirmed(said: str) -> int:
@@ -44,12 +122,12 @@ def test_every_confirmed_push_counts_once_after_owners_were_killed_and_one_has_j
 ) -> None:
     ranks = job(3, "1:4", CHUNK_SIZE=5000, NETSTORM_STALENESS=staleness)
     for rank in range(3):
-        ranks.start(f"first {rank}", rank, elastic_asynchronous.counts, number=rank)
+        ranks.start(f"first {rank}", rank, counts, number=rank)
     ranks.wait_until_said("first 0", "confirmed 5\n")
     ranks.kill("first 0")
     killed = {0: confirmed(ranks.said("first 0"))}
     ranks.wait_until_said("first 1", "with ranks (1, 2)")
-    ranks.start("back", 0, elastic_asynchronous.counts, number=3)
+    ranks.start("back", 0, counts, number=3)
     ranks.wait_until_said("back", "confirmed 5\n")
     ranks.kill("first 1")
     killed[1] = confirmed(ranks.said("first 1"))
@@ -85,13 +163,13 @@ def test_a_momentum_goes_on_at_new_owners_as_if_nothing_had_happened(job: Starte
 
     until(0)
     for rank in range(3):
-        ranks.start(f"first {rank}", rank, elastic_asynchronous.alone, number=rank)
+        ranks.start(f"first {rank}", rank, alone, number=rank)
     for rank in (0, 2):
         ranks.wait_until_said(f"first {rank}", "with ranks (0, 1, 2)")
     until(4)
     ranks.kill("first 0")
     until(7)
-    ranks.start("back", 0, elastic_asynchronous.alone, number=3)
+    ranks.start("back", 0, alone, number=3)
     ranks.wait_until_said("back", "with ranks (0, 1, 2)")
     until(9, others=1)
     ranks.kill("first 2")
