@@ -218,7 +218,7 @@ for step in range(1, STEPS + 1):
         show("step", step)
 mx.nd.waitall()
 kv._barrier()
-for number, parameter in enumerate(net.collect_params().values()):
+for number, parameter in enumerate(trainer._params):
     kv.pull(number, out=parameter.list_data())
 found = net(mx.nd.array(images[test])).argmax(axis=1).asnumpy()
 show(f"accuracy: {(found == labels[test]).mean():.4f}")
