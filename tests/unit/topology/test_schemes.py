@@ -69,12 +69,14 @@ def with_rates(network: Network, rates: dict[tuple[int, int], float]) -> Network
     )
 
 
-def hops(network: Network, root: Rank, *, up: bool) -> dict[int, int]:
+def hops(network: Network, root: Rank, *, up: bool) -> dict[int, float]:
     """Return how many links each rank is away from the root, on the way up or down."""
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(network.ranks)
     graph.add_edges_from((link.source, link.target) for link in network.links)
-    return dict(nx.shortest_path_length(graph, **{"target" if up else "source": root}))
+    if up:
+        return nx.shortest_path_length(graph, target=root)
+    return nx.shortest_path_length(graph, source=root)
 
 
 def assert_as_shallow_as_links_allow(network: Network, tree: Tree) -> None:
