@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-DEADLINE_S = 90
+DEADLINE_S = 110
 
 
 class Forker:

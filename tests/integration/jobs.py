@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from netstorm.cli.launch.variables import is_free
 from tests.integration.forking import ROOT, ForkedProcess, Forker
 
 PYTHONPATH = os.pathsep.join((str(ROOT), str(Path(__file__).with_name("quick_start"))))
@@ -135,11 +137,14 @@ class Job:
                 start_new_session=True,
             )
 
+    def start_scheduler(self, number: int, *options: str, **variables: object) -> None:
+        """Start a further scheduler of the job, which goes by a number below -1 here."""
+        self._start(number, [*SCHEDULER, *options], {"DMLC_NUM_WORKER": self.nodes, **variables})
+
     def start_scheduler_again(self, *options: str) -> None:
         """Start a scheduler at the address of the one before, whose process has ended."""
         self._processes[-1].wait()
-        port = self.address.rsplit(":", 1)[1]
-        self._start(-1, [*SCHEDULER, "--port", port, *options], {"DMLC_NUM_WORKER": self.nodes})
+        self.start_scheduler(-1, "--port", self.address.rsplit(":", 1)[1], *options)
 
     def pid(self, rank: int) -> int:
         """Return a process's number; -1 is the scheduler."""
@@ -197,6 +202,14 @@ class Job:
             with contextlib.suppress(ProcessLookupError):  # the whole group: a node may have forked
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def free_port() -> int:
+    """Return a TCP port that is free, and none of those that the system gives away meanwhile."""
+    chance = random.SystemRandom()  # pytest-randomly seeds the usual one alike in all processes
+    while not is_free(port := chance.randrange(20_000, 32_000)):
+        pass
+    return port
 
 
 def run_netstorm(folder: Path, *words: str, **variables: str) -> Ended:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 from netstorm.pslite.host_addresses import source_towards
 from tests.integration.failures.scripts import PLAIN_JOIN, PLAIN_PROLOGUE
-from tests.integration.jobs import PYTHONPATH, Job
+from tests.integration.jobs import Job, run_netstorm
 
 pytestmark = pytest.mark.skipif(source_towards("::1") is None, reason="this machine has no IPv6")
 
@@ -32,16 +30,9 @@ def test_a_job_sums_tells_the_time_and_is_watched_over_ipv6(tmp_path):
         watch = re.search(r"netstorm (top --scheduler \S+)", job.said(-1))
         assert watch is not None
         assert "[::1]:" in watch[1]
-        shown = subprocess.run(
-            [sys.executable, "-m", "netstorm", *watch[1].split(), "--once"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env={"PYTHONPATH": PYTHONPATH},
-        )
-        assert shown.returncode == 0, shown.stderr
-        assert "[::1]:" in shown.stdout
+        shown = run_netstorm(tmp_path, *watch[1].split(), "--once")
+        assert shown.code == 0, shown.err
+        assert "[::1]:" in shown.out
         for rank in range(2):
             (tmp_path / f"script{rank}.py.end").touch()
         for end in job.end_all():

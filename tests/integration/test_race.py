@@ -20,19 +20,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 NETWORK = """
-nodes:
-  0: {}
-  1: {}
-  2: {}
-links:
-  - {between: [0, 1], rate: 100Mbit}
-  - {between: [1, 2], rate: 100Mbit}
+nodes: {0: {}, 1: {}}
+links: [{between: [0, 1], rate: 100Mbit}]
 """
+"""Two nodes: each has a process of every system."""
 
 
 @pytest.fixture
 def network(tmp_path: Path) -> Path:
-    path = tmp_path / "line.yaml"
+    path = tmp_path / "pair.yaml"
     path.write_text(NETWORK)
     return path
 
@@ -41,69 +37,56 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "netstorm", "bench", *map(str, arguments)]
 
 
-def test_the_race_measures_every_system_and_joins_the_timelines(network: Path, tmp_path: Path) -> None:
-    systems = "mxnet-star-best,mxnet-star-worst,mxnet-sharded,netstorm-fapt,netstorm-pro"
-    out, trace = tmp_path / "out.json", tmp_path / "trace.json"
-    arguments = ("--sizes", "1MB", "--rounds", 2, "--warmup", 1, "--json", out, "--trace", trace)
-    result = subprocess.run(
-        command("wan", network, "--loopback", "--systems", systems, *arguments),
+def bench(network: Path, name: str, *arguments: object, code: int = 0) -> dict[str, Any]:
+    """Run a benchmark on the network's nodes, without emulation; return what it has written."""
+    out = network.with_name("out.json")
+    ended = subprocess.run(
+        command(name, network, "--loopback", *arguments, "--json", out),
         env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    content = json.loads(out.read_text())
-    rows = {row["system"]: row for row in content["results"]}
-    assert list(rows) == systems.split(",")
-    for row in rows.values():
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    content: dict[str, Any] = json.loads(out.read_text())
+    return content | {"stdout": ended.stdout}
+
+
+SMALL = ("--sizes", "1MB", "--rounds", 2, "--warmup", 1)
+
+
+def test_the_race_measures_every_system_and_what_fails_is_a_row(network: Path, tmp_path: Path) -> None:
+    systems = (
+        "mxnet-star-best,mxnet-star-mean,netstorm-pro,netstorm-fapt@NETSTORM_TOPOLOGY=star@NETSTORM_HUB=7"
+    )
+    trace = ("--trace", tmp_path / "trace.json")
+    content = bench(network, "wan", *SMALL, "--systems", systems, *trace, code=1)
+    assert {"network", "machine", "results"} <= content.keys()
+    assert [row["system"] for row in content["results"]] == systems.split(",")
+    *rows, fails = content["results"]
+    best, mean, _ = rows
+    for row in rows:
         assert row["error"] is None
         assert len(row["rounds_s"]) == 2
-        assert row["vs_star_best"] == pytest.approx(rows["mxnet-star-best"]["median_s"] / row["median_s"])
+        assert row["vs_star_best"] == pytest.approx(best["median_s"] / row["median_s"])
+        assert row["vs_star_mean"] == pytest.approx(mean["median_s"] / row["median_s"])
         assert row["of_optimum"] == pytest.approx(
             content["network"]["optimum_s"]["1000000"] / row["median_s"]
         )
-    assert "rank 1" in rows["mxnet-star-best"]["settings"]["server"]  # the middle of the line
-    assert "rank 1" not in rows["mxnet-star-worst"]["settings"]["server"]
-    for name in ("netstorm-fapt", "netstorm-pro"):
-        events = json.loads((tmp_path / f"trace-{name}.json").read_text())["traceEvents"]
-        assert {event["pid"] for event in events} == {0, 1, 2}
-        assert any(event["ph"] == "X" for event in events)
-
-
-def test_the_average_hub_is_the_mean_of_three_and_what_fails_is_a_row(network: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    arguments = ("--sizes", "1MB", "--rounds", 2, "--warmup", 1, "--json", out)
-    systems = "mxnet-star-mean,netstorm-fapt,netstorm-fapt@NETSTORM_TOPOLOGY=star@NETSTORM_HUB=7"
-    result = subprocess.run(
-        command("wan", network, "--loopback", "--systems", systems, *arguments),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert result.returncode == 1, result.stdout + result.stderr
-    content = json.loads(out.read_text())
-    assert {"network", "machine", "results"} <= content.keys()
-    mean, fapt, fails = content["results"]
-    assert [row["system"] for row in (mean, fapt, fails)] == systems.split(",")
-    assert sorted(mean["parts"]) == [f"mxnet-star-mean, hub {hub}" for hub in range(3)]
+    assert sorted(mean["parts"]) == [f"mxnet-star-mean, hub {hub}" for hub in range(2)]
     parts = zip(*(part["rounds_s"] for part in mean["parts"].values()), strict=True)
-    assert mean["rounds_s"] == pytest.approx([sum(together) / 3 for together in parts])
-    assert len(mean["rounds_s"]) == 2
-    assert fapt["vs_star_mean"] == pytest.approx(mean["median_s"] / fapt["median_s"])
-    assert fapt["vs_star_best"] is None
-    assert (mean["error"], fapt["error"]) == (None, None)
+    assert mean["rounds_s"] == pytest.approx([sum(together) / 2 for together in parts])
+    assert "rank 0" in best["settings"]["server"]
     assert "NETSTORM_HUB" in fails["error"]
     assert (fails["rounds_s"], fails["median_s"], fails["of_optimum"]) == ([], None, None)
     assert all({"bytes", "settings"} <= row.keys() for row in content["results"])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
+    assert any(event["ph"] == "X" for event in events)
 
 
-def test_a_dynamic_race_has_every_system_alone_until_the_time_is_over(network: Path, tmp_path: Path) -> None:
+def test_a_dynamic_race_has_every_system_alone_until_the_time_is_over(network: Path) -> None:
     changes = "changes:\n  - {at: 10s, between: [0, 1], rate: 50Mbit}\n"
     network.write_text(network.read_text() + changes)
-    out = tmp_path / "out.json"
-    arguments = ("--sizes", "1MB", "--dynamic", "--times-scale", 0.1, "--knowledge", "nothing", "--json", out)
-    result = subprocess.run(
-        command("wan", network, "--loopback", "--systems", "netstorm-lite,netstorm-std", *arguments),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    content = json.loads(out.read_text())
+    arguments = ("--sizes", "1MB", "--dynamic", "--times-scale", 0.1, "--knowledge", "nothing")
+    content = bench(network, "wan", *arguments, "--systems", "netstorm-lite,netstorm-std")
     course = content["network"]["course"]["1000000"]
     assert course["begins_s"] == [0, 1]
     assert course["optima_s"][1] == pytest.approx(2 * course["optima_s"][0], rel=1e-3)
@@ -117,19 +100,10 @@ def test_a_dynamic_race_has_every_system_alone_until_the_time_is_over(network: P
 
 
 @pytest.mark.parametrize(("system", "package"), [("openmpi", "mpi4py"), ("hivemind", "hivemind")])
-def test_peers_of_further_packages_sum_right(
-    network: Path, tmp_path: Path, system: str, package: str
-) -> None:
+def test_peers_of_further_packages_sum_right(network: Path, system: str, package: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install 'netstorm[peers]'")
-    out = tmp_path / "out.json"
-    arguments = ("--sizes", "1MB", "--rounds", 2, "--warmup", 1, "--systems", system, "--json", out)
-    result = subprocess.run(
-        command("wan", network, "--loopback", *arguments),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    [row] = json.loads(out.read_text())["results"]
+    [row] = bench(network, "wan", *SMALL, "--systems", system)["results"]
     assert row["error"] is None
     assert len(row["rounds_s"]) == 2
     assert row["cpu_s"] > 0
@@ -143,7 +117,7 @@ def test_ctrl_c_keeps_the_rounds_that_are_done_and_leaves_no_process(network: Pa
         env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not (out.exists() and json.loads(out.read_text())["results"][0]["rounds_s"]):
             assert running.poll() is None
             assert time.monotonic() < deadline
@@ -156,7 +130,7 @@ def test_ctrl_c_keeps_the_rounds_that_are_done_and_leaves_no_process(network: Pa
         running.wait()
     assert running.returncode == 130, output
     assert children
-    assert not psutil.wait_procs(children, timeout=10)[1]
+    assert not psutil.wait_procs(children, timeout=60)[1]
     content: dict[str, Any] = json.loads(out.read_text())
     assert content["interrupted"]
     assert len(content["results"][0]["rounds_s"]) >= 1
@@ -164,16 +138,12 @@ def test_ctrl_c_keeps_the_rounds_that_are_done_and_leaves_no_process(network: Pa
 
 
 def test_training_with_two_stores_has_the_same_accuracy(network: Path, tmp_path: Path) -> None:
-    out, plot = tmp_path / "train.json", tmp_path / "train.png"
+    plot = tmp_path / "train.png"
     systems = ("--systems", "mxnet-star-best,netstorm-fapt", "--techniques", "int8,local:steps=4")
-    arguments = ("--width", 32, "--epochs", 1, "--epoch-steps", 12, *systems, "--json", out, "--plot", plot)
-    result = subprocess.run(
-        command("train", network, "--loopback", *arguments),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    mxnet, netstorm, int8, local = json.loads(out.read_text())["results"]
-    assert mxnet["epochs"][0]["samples"] == netstorm["epochs"][0]["samples"] == 3 * 12 * 16
+    length = ("--width", 32, "--epochs", 1, "--epoch-steps", 12)
+    content = bench(network, "train", *length, *systems, "--plot", plot)
+    mxnet, netstorm, int8, local = content["results"]
+    assert mxnet["epochs"][0]["samples"] == netstorm["epochs"][0]["samples"] == 2 * 12 * 16
     assert abs(mxnet["accuracy"] - netstorm["accuracy"]) < 0.02
     assert mxnet["samples_per_s"] > 0
     assert [row["error"] for row in (int8, local)] == [None, None]
@@ -181,16 +151,10 @@ def test_training_with_two_stores_has_the_same_accuracy(network: Path, tmp_path:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_codecs_take_turns_and_send_no_more_than_they_may(network: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    arguments = ("--size", "1MB", "--rounds", 2, "--codecs", "int8,topk:ratio=0.001", "--json", out)
-    result = subprocess.run(
-        command("compression", network, "--loopback", *arguments),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    plain, int8, sparse = json.loads(out.read_text())["results"]
-    assert plain["bytes"] == pytest.approx(4 * 1e6, rel=0.02)  # two nodes send sums, two send results
+def test_codecs_take_turns_and_send_no_more_than_they_may(network: Path) -> None:
+    arguments = ("--size", "1MB", "--rounds", 2, "--codecs", "int8,topk:ratio=0.001")
+    plain, int8, sparse = bench(network, "compression", *arguments)["results"]
+    assert plain["bytes"] == pytest.approx(2 * 1e6, rel=0.02)  # one node sends its values, the other the sum
     assert 0.25 < int8["parts"]["bytes"] < 0.28
     assert 0.001 < sparse["parts"]["bytes"] < 0.01
     assert all(len(row["rounds"]) == 2 for row in (plain, int8, sparse))
@@ -200,36 +164,25 @@ TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="Py
 
 
 @TORCH
-def test_ddp_on_netstorm_and_on_gloo_sum_right_and_are_compared(network: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    systems = ("--systems", "torch-gloo,torch-netstorm")
-    arguments = ("--sizes", "6MB", "--rounds", 2, "--warmup", 1, *systems, "--json", out)
-    result = subprocess.run(
-        command("wan", network, "--loopback", *arguments),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    gloo, netstorm = json.loads(out.read_text())["results"]
+def test_ddp_on_netstorm_and_on_gloo_sum_right_and_are_compared(network: Path) -> None:
+    arguments = ("--sizes", "6MB", "--rounds", 2, "--warmup", 1, "--systems", "torch-gloo,torch-netstorm")
+    content = bench(network, "wan", *arguments)
+    gloo, netstorm = content["results"]
     assert (gloo["error"], netstorm["error"]) == (None, None)
     assert netstorm["vs_torch_gloo"] == pytest.approx(gloo["median_s"] / netstorm["median_s"])
     assert netstorm["settings"]["NETSTORM_TOPOLOGY"] == "packing"
-    assert "x torch-gloo" in result.stdout
+    assert "x torch-gloo" in content["stdout"]
 
 
 @TORCH
 def test_pytorch_trainings_of_one_kind_have_the_same_losses_on_both_back_ends(
     network: Path, tmp_path: Path
 ) -> None:
-    out, plot = tmp_path / "train.json", tmp_path / "losses.png"
+    plot = tmp_path / "losses.png"
     names = "ddp-gloo,ddp-netstorm,diloco-gloo,diloco-netstorm"
     shape = ("--width", 32, "--layers", 1, "--context", 16, "--sync-every", 5, "--target", 4.6)
-    arguments = ("--framework", "torch", "--systems", names, *shape, "--seconds", 60)
-    result = subprocess.run(
-        command("train", network, "--loopback", *arguments, "--json", out, "--plot", plot),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    rows = {row["system"]: row for row in json.loads(out.read_text())["results"]}
+    arguments = ("--framework", "torch", "--systems", names, *shape, "--seconds", 60, "--plot", plot)
+    rows = {row["system"]: row for row in bench(network, "train", *arguments)["results"]}
     for kind in ("ddp", "diloco"):
         gloo, netstorm = rows[f"{kind}-gloo"], rows[f"{kind}-netstorm"]
         assert gloo["seconds_to_target"] > 0

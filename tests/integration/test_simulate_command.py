@@ -12,40 +12,40 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.integration.jobs import run_netstorm
+
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "netstorm", "simulate", "--model", "100kB", "--chunk", "10kB"]
 
 
-def run(*arguments):
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
+def run(folder, *arguments):
+    return run_netstorm(folder, *COMMAND[3:], *map(str, arguments))
 
 
-def test_json_is_printed_alone():
-    result = run("--nodes", 3, "--seeds", 2, "--topology", "star", "--json", "-")
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
+def test_json_is_printed_alone(tmp_path):
+    result = run(tmp_path, "--nodes", 3, "--seeds", 2, "--topology", "star", "--json", "-")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
     assert found["engine"]["used"] == "cluster"
     assert [one["seed"] for one in found["seeds"]] == [0, 1]
     assert 0 < found["summary"]["star"]["of_optimum"] < 1
 
 
 def test_a_network_file_is_simulated_as_one_network(tmp_path):
-    file = tmp_path / "out.json"
     network = ROOT / "examples" / "networks" / "internet2.yaml"
-    result = run("--network", network, "--topology", "fapt,mst", "--rounds", 3, "--json", file)
-    assert result.returncode == 0, result.stderr
-    assert "internet2.yaml" in result.stdout
-    found = json.loads(file.read_text())
+    arguments = ("--topology", "fapt,mst", "--rounds", 3, "--json", "out.json")
+    result = run(tmp_path, "--network", network, *arguments)
+    assert result.code == 0, result.err
+    assert "internet2.yaml" in result.out
+    found = json.loads((tmp_path / "out.json").read_text())
     assert len(found["seeds"]) == 1
     assert len(found["seeds"][0]["schemes"]["mst"]["rounds_s"]) == 3
 
 
-def test_a_limit_that_nothing_keeps_leaves_no_result_and_says_so():
-    result = run("--nodes", 3, "--seeds", 2, "--topology", "star", "--limit", "1ms")
-    assert result.returncode == 1
-    assert "star: not formed for seed 0: it took longer than the limit of 1ms (--limit)" in result.stdout
+def test_a_limit_that_nothing_keeps_leaves_no_result_and_says_so(tmp_path):
+    result = run(tmp_path, "--nodes", 3, "--seeds", 2, "--topology", "star", "--limit", "1ms")
+    assert result.code == 1
+    assert "star: not formed for seed 0: it took longer than the limit of 1ms (--limit)" in result.out
 
 
 def test_an_interrupt_prints_what_is_done_and_leaves_no_process(tmp_path):
@@ -61,7 +61,7 @@ def test_an_interrupt_prints_what_is_done_and_leaves_no_process(tmp_path):
             break
     workers = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=90)
     assert process.returncode == 130, errors
     assert "interrupted" in output
     assert "Traceback" not in errors

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -24,8 +21,7 @@ from netstorm.cli.main import app
 from netstorm.errors import Closed
 from netstorm.observe.web import Page, WebServer, pages
 from netstorm.pslite.host_addresses import source_towards
-from tests.integration.forking import ROOT
-from tests.integration.jobs import Job
+from tests.integration.jobs import Job, free_port, run_netstorm
 from tests.integration.scheduler.scripted import SchedulerProcess
 
 NODE = """
@@ -75,19 +71,6 @@ def watched_at(said: str) -> str:
     return found[1]
 
 
-def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_")}
-    return subprocess.run(
-        [sys.executable, "-m", "netstorm", "top", *arguments],
-        env={**environment, "PYTHONPATH": str(ROOT), "COLUMNS": "150", **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-
-
 def molest(address: str) -> None:
     """Send what no browser would, and leave connections open with nothing or half a request on them."""
     host, port = address.rsplit(":", 1)
@@ -110,7 +93,7 @@ def molest(address: str) -> None:
 
 
 def test_a_running_job_can_be_watched_and_watchers_do_it_no_harm(tmp_path):
-    own_port = 20_000 + os.getpid() % 10_000  # below those that the system gives away
+    own_port = free_port()
     with Job(tmp_path, 2, NETSTORM_METRICS_PORT=own_port, **FAST) as job:
         for rank in range(2):
             job.start(rank, NODE, NETSTORM_SITE=f"site{rank}", NETSTORM_LOG="info")
@@ -148,12 +131,12 @@ def test_a_running_job_can_be_watched_and_watchers_do_it_no_harm(tmp_path):
 
         http_port, port = (int(one.rpartition(":")[2]) for one in (address, job.address))
         meant = job.address if http_port == port + 1 else address  # another process may have had that one
-        one = top("--json", "--once", "--scheduler", meant)
-        assert [node["rounds"] for node in json.loads(one.stdout)["nodes"]] == [4, 4]
-        shown = top("--once", "--scheduler", address)
-        assert "site1" in shown.stdout
-        assert "trees" in shown.stdout
-        assert (one.returncode, shown.returncode, one.stderr, shown.stderr) == (0, 0, "", "")
+        one = run_netstorm(tmp_path, "top", "--json", "--once", "--scheduler", meant)
+        assert [node["rounds"] for node in json.loads(one.out)["nodes"]] == [4, 4]
+        shown = run_netstorm(tmp_path, "top", "--once", "--scheduler", address, COLUMNS="150")
+        assert "site1" in shown.out
+        assert "trees" in shown.out
+        assert (one.code, shown.code, one.err, shown.err) == (0, 0, "", "")
 
         (tmp_path / "stop").touch()
         assert [end.code for end in job.end_all()] == [0, 0]

@@ -31,8 +31,8 @@ def network(text: str = PAIR):
 
 
 def traces() -> set[str]:
-    """Return our namespaces, their folders, state files and daemons."""
-    found = set()
+    """Return our namespaces, their folders, state files and daemons, and all network devices."""
+    found = {f"device {path.name}" for path in Path("/sys/class/net").iterdir()}
     for folder in map(Path, ("/run/netns", "/etc/netns", "/run/netstorm-wan")):
         names = []
         with contextlib.suppress(FileNotFoundError):  # a daemon removes the folder with what was last in it
@@ -58,7 +58,7 @@ def run(wan: Wan, rank: int, code: str, *words: str, timeout: float = 60) -> str
     return done.stdout.strip()
 
 
-def netstorm(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def netstorm(*words: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*NETSTORM, *words], capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT
     )

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.cli.launch.variables import free_port, is_free
+from netstorm.cli.launch.variables import is_free
 from tests.integration.docs.pages import ROOT, blocks
+from tests.integration.jobs import free_port
 
 pytestmark = pytest.mark.timeout(300)  # each starts several interpreters with PyTorch or MXNet
 

@@ -202,60 +202,25 @@ train, test = slice(0, 1440), slice(1440, None)
 mx.random.seed(NUMBER)  # a newcomer's own weights are others
 order = np.random.default_rng(NUMBER)
 
-def batch():
+net = gluon.nn.Sequential()
+net.add(gluon.nn.Dense(64, in_units=64, activation="relu"), gluon.nn.Dense(10, in_units=64))
+net.initialize(mx.init.Xavier())
+loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+trainer = gluon.Trainer(net.collect_params(), "dcasgd", {"learning_rate": 0.1, "lamda": 0.04}, kvstore=kv)
+for step in range(1, STEPS + 1):
     mine = order.integers(1440, size=BATCH)
-    return images[train][mine], labels[train][mine]
-
-def stepped(step):
+    with autograd.record():
+        loss = loss_of(net(mx.nd.array(images[train][mine])), mx.nd.array(labels[train][mine]))
+    loss.backward()
+    trainer.step(BATCH)
+    loss.wait_to_read()
     if step % 20 == 0:
         show("step", step)
-
-def with_gluon(optimizer, arguments):
-    net = gluon.nn.Sequential()
-    net.add(gluon.nn.Dense(64, in_units=64, activation="relu"), gluon.nn.Dense(10, in_units=64))
-    net.initialize(mx.init.Xavier())
-    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = gluon.Trainer(net.collect_params(), optimizer, arguments, kvstore=kv)
-    for step in range(1, STEPS + 1):
-        inputs, wanted = map(mx.nd.array, batch())
-        with autograd.record():
-            loss = loss_of(net(inputs), wanted)
-        loss.backward()
-        trainer.step(BATCH)
-        loss.wait_to_read()
-        stepped(step)
-    mx.nd.waitall()
-    kv._barrier()
-    for number, parameter in enumerate(trainer._params):
-        kv.pull(number, out=parameter.list_data())
-    return net(mx.nd.array(images[test])).argmax(axis=1).asnumpy()
-
-def with_module(optimizer, arguments):
-    data = mx.sym.Variable("data")
-    hidden = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=64, name="one"), act_type="relu")
-    last = mx.sym.FullyConnected(hidden, num_hidden=10, name="two")
-    module = mx.mod.Module(mx.sym.SoftmaxOutput(last, name="softmax"))
-    module.bind([("data", (BATCH, 64))], [("softmax_label", (BATCH,))])
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(kvstore=kv, optimizer=optimizer, optimizer_params=arguments)
-    for step in range(1, STEPS + 1):
-        inputs, wanted = map(mx.nd.array, batch())
-        module.forward_backward(mx.io.DataBatch([inputs], [wanted]))
-        module.update()
-        module.get_outputs()[0].wait_to_read()
-        stepped(step)
-    mx.nd.waitall()
-    kv._barrier()
-    module.update()
-    found = {name: array.asnumpy() for name, array in module.get_params()[0].items()}
-    hidden = np.maximum(images[test] @ found["one_weight"].T + found["one_bias"], 0)
-    return (hidden @ found["two_weight"].T + found["two_bias"]).argmax(axis=1)
-
-found = {
-    "sgd": lambda: with_gluon("sgd", {"learning_rate": 0.1, "momentum": 0.5}),
-    "dcasgd": lambda: with_gluon("dcasgd", {"learning_rate": 0.1, "lamda": 0.04}),
-    "module": lambda: with_module("adam", {"learning_rate": 0.003}),
-}[os.environ["OPTIMIZER"]]()
+mx.nd.waitall()
+kv._barrier()
+for number, parameter in enumerate(trainer._params):
+    kv.pull(number, out=parameter.list_data())
+found = net(mx.nd.array(images[test])).argmax(axis=1).asnumpy()
 show(f"accuracy: {(found == labels[test]).mean():.4f}")
 """
 )

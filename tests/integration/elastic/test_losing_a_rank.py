@@ -60,7 +60,7 @@ def weights_with_gluon():
         kvstore=kv,
         update_on_kvstore=variant != "replicas",
     )
-    pieces = 2 if variant == "accumulation" else 1
+    pieces = 2 if variant == "replicas" else 1  # whose gradients are accumulated, too
     net.weight.grad_req = "add"
     for step in range(STEPS):
         for _ in range(pieces):
@@ -92,13 +92,7 @@ print(json.dumps([float(weight) for weight in weights]), flush=True)
 
 
 @pytest.mark.parametrize(
-    "variant",
-    [
-        "gluon",
-        pytest.param("replicas", marks=pytest.mark.slow),
-        pytest.param("accumulation", marks=pytest.mark.slow),
-        pytest.param("module", marks=pytest.mark.slow),
-    ],
+    "variant", ["gluon", *(pytest.param(one, marks=pytest.mark.slow) for one in ("replicas", "module"))]
 )
 def test_steps_by_batch_size_and_num_workers_are_the_mean_over_who_contributes(
     variant: str, tmp_path: Path
@@ -154,16 +148,13 @@ def digests(said: str) -> list[str]:
     ("operations", "command"),
     [
         (200, "gluon_digits.py --epochs 3 --digest"),
-        (200, "demo.py --epochs 2 --folder {folder}"),
-        (40, "geomx/dcasgd.py --cpu -ep 1"),
         (100, "geomx/gradient_compression.py --cpu -ep 1 --type mpq --threshold 0.05"),
-        (40, "geomx/hfa.py --cpu -ep 1 --k1 3 --k2 2"),
         (40, "geomx/mixed_sync.py --cpu -ep 1"),
     ],
     ids=lambda value: value.split()[0].removesuffix(".py") if isinstance(value, str) else "",
 )
 def test_examples_of_mxnet_go_on(operations: int, command: str, tmp_path: Path) -> None:
-    script = "import mxnet\n" + example(operations, *command.format(folder=tmp_path).split())
+    script = "import mxnet\n" + example(operations, *command.split())
     sites = ["a", "a", "b"]
     with Job(tmp_path, 3, NETSTORM_ELASTIC="1:3", **TIMEOUTS) as job:
         for rank, site in enumerate(sites):
@@ -172,8 +163,6 @@ def test_examples_of_mxnet_go_on(operations: int, command: str, tmp_path: Path) 
     assert [one.code for one in ended] == [0, -signal.SIGKILL, 0], [one.text for one in ended]
     if "--digest" in command:
         assert len(set(digests(ended[0].out + ended[2].out))) == 1
-    if command.startswith("demo"):
-        assert "The weights of all 2 nodes are the same" in ended[0].out
 
 
 @pytest.mark.slow
@@ -206,8 +195,6 @@ SMALL = "--width 32 --layers 1 --heads 2 --batch-size 4 --context 32"
     [
         (60, "torch_digits.py --epochs 3 --digest"),
         (20, f"torch_hsdp.py --sites 3 --steps 10 --digest {SMALL}"),
-        (20, "torch_elastic.py --steps 20"),
-        (10, "geomx/mixed_sync_torch.py -ep 1"),
     ],
     ids=lambda value: value.split()[0].removesuffix(".py") if isinstance(value, str) else "",
 )
@@ -231,7 +218,6 @@ def test_examples_of_pytorch_go_on(operations: int, command: str, tmp_path: Path
     said = result.stdout + result.stderr
     assert result.returncode == 0, said
     assert "rank 1 on 127.0.0.1 was killed by SIGKILL; the job goes on with 2 nodes" in said
-    if "mixed_sync" not in command:
-        found = digests(said)
-        assert len(found) == 2, said
-        assert len(set(found)) == 1, said
+    found = digests(said)
+    assert len(found) == 2, said
+    assert len(set(found)) == 1, said

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import socket
 
 from netstorm.pslite.keys import JobKey, SchedulerKey
-from tests.integration.jobs import SCHEDULER, Job
+from tests.integration.jobs import Job, free_port
 
 STANDBY = -2
 
@@ -43,12 +42,6 @@ print("ends well", flush=True)
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_standby_takes_over_when_the_scheduler_is_killed_and_all_sums_are_right(tmp_path):
     port = free_port()
     JobKey.create(tmp_path / "job.key")
@@ -63,7 +56,7 @@ def test_a_standby_takes_over_when_the_scheduler_is_killed_and_all_sums_are_righ
         "NETSTORM_LINK_TIMEOUT": 2,
     }
     with Job(tmp_path, 3, **settings) as job:
-        job._start(STANDBY, [*SCHEDULER, "--standby", "--port", str(port)], {"DMLC_NUM_WORKER": 3})
+        job.start_scheduler(STANDBY, "--standby", "--port", str(port))
         for rank in range(3):
             job.start(rank, SCRIPT)
         for rank in range(3):

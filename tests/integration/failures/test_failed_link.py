@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 from netstorm.errors import FrameError
@@ -10,7 +9,7 @@ from netstorm.lab.testing.tcp_proxy import TcpProxy
 from netstorm.protocol.frames import PROTOCOL_VERSION, open_frames
 from netstorm.protocol.messages import Hello
 from tests.integration.failures.descent import SCRIPT, end_with_the_right_weights, wait_for_steps
-from tests.integration.jobs import Job
+from tests.integration.jobs import Job, free_port
 
 _BEGIN = b"NS" + bytes([PROTOCOL_VERSION])
 
@@ -27,11 +26,6 @@ def is_from(rank: int, data: bytes) -> bool:
             return True
         at = data.find(_BEGIN, at + 1)
     return False
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_training_goes_on_around_a_pair_that_is_cut_for_good(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from tests.integration.forking import ROOT
-from tests.integration.jobs import Ended
+from tests.integration.jobs import Ended, free_port
 from tests.integration.launch.launcher import Launcher, ended, inside, until
 
 JOIN = """
@@ -36,13 +35,6 @@ def job(launcher: Launcher) -> Launcher:
 
 def until_joined(job: Launcher, nodes: int) -> None:
     until(lambda: len([*job.folder.glob("joined-*")]) == nodes, "the nodes to join")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def scheduler_of(launcher_pid: int) -> psutil.Process:

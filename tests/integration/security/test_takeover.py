@@ -21,7 +21,7 @@ from netstorm.settings import Settings
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
-from tests.integration.elastic.test_standby import free_port
+from tests.integration.jobs import free_port
 from tests.integration.security.vans import KeyedVan, events_of, poll_all
 
 KEY = JobKey.fresh()
