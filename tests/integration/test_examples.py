@@ -114,31 +114,32 @@ def test_an_epoch_lowers_the_loss_and_the_same_seed_gives_the_same_weights(
         assert all(one[name].tobytes() == two[name].tobytes() for name in one.files)
 
 
-def test_other_optimisers_and_models_and_local_copies_of_mnist_and_cifar10_train(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("example", "arguments"),
+    [
+        ("gluon_digits.py", ("--optimizer", "adam", "--hybridize", "--update-on-kvstore", "no")),
+        ("module_digits.py", ("--optimizer", "nag", "--update-on-kvstore", "yes")),
+        ("gluon_digits.py", ("--model", "mobilenet", "--image-size", "32", "--batch-size", "64")),
+    ],
+)
+def test_other_optimisers_and_models_train(example: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    trained(example, "--epochs", 1, "--json", report, *arguments)
+    [epoch] = json.loads(report.read_text())["epochs"]
+    assert 0 < epoch["loss"] < 10
+
+
+def test_local_copies_of_mnist_and_cifar10_train(tmp_path: Path) -> None:
     mnist_folder(tmp_path / "mnist", ending=".gz")
     cifar_folder(tmp_path / "cifar")
-    copies = ("--batch-size", "8", "--data-dir")
-    commands: list[tuple[str, ...]] = [
-        ("gluon_digits.py", "--optimizer", "adam", "--hybridize", "--update-on-kvstore", "no"),
-        ("module_digits.py", "--optimizer", "nag", "--update-on-kvstore", "yes"),
-        ("gluon_digits.py", "--model", "mobilenet", "--image-size", "32", "--batch-size", "64"),
-        ("gluon_digits.py", "--dataset", "mnist", *copies, str(tmp_path / "mnist")),
-        ("module_digits.py", "--dataset", "fashion-mnist", *copies, str(tmp_path / "mnist")),
-        ("gluon_digits.py", "--dataset", "cifar10", *copies, str(tmp_path / "cifar")),
-    ]
-    reports = [tmp_path / f"{number}.json" for number in range(len(commands))]
-    more = ("--kv-store", "local", "--epochs", "1", "--json")
-    ended = run_all(
-        [
-            (EXAMPLES / example, *more, report, *arguments)
-            for (example, *arguments), report in zip(commands, reports, strict=True)
-        ],
-        {},
-    )
-    assert [(end.code, end.err) for end in ended if end.code] == []
-    for report in reports:
-        [epoch] = json.loads(report.read_text())["epochs"]
-        assert 0 < epoch["loss"] < 10
+    for example, dataset, folder in (
+        ("gluon_digits.py", "mnist", "mnist"),
+        ("module_digits.py", "fashion-mnist", "mnist"),
+        ("gluon_digits.py", "cifar10", "cifar"),
+    ):
+        trained(
+            example, "--dataset", dataset, "--data-dir", tmp_path / folder, "--epochs", 1, "--batch-size", 8
+        )
 
 
 @pytest.mark.parametrize(
