@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from netstorm.compression import registry
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.encoded_averages import Descriptions, EncodedAverages
+from netstorm.frontends.torch.gradient_codecs import Descriptions, EncodedAverages
 from netstorm.frontends.torch.parameters import FlatParameters
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.ranks import Ranks, Waitable
