@@ -57,18 +57,6 @@ __all__ = [
 
 
 # Staging buffers: the only arrays that the network reads and writes, and how values get in and out of them.
-#
-# The network never touches an array of the user's. Such an array may be
-#
-# * in oneDNN's blocked layout (a convolution's weight is, after a forward pass in predict mode). Asking for
-#   its memory inside an operation waits for a reordering of the array, which waits for the operation: a hang.
-#   MXNet's own copy knows all layouts, and what it writes is in the default one;
-# * on a GPU, where its address means nothing to us. The engine copies it to the host first. Where there are
-#   GPUs our memory is pinned, so that their copies need no intermediate buffer and do not block one another;
-# * a view of another array of the same operation, or freed or overwritten while the network still sends it.
-#
-# A copy costs a pass over the memory in a thread of the engine: 3 ms for 40 MB, and some 100 ms the first
-# time, when the system has yet to provide the pages. So keep a StagingBuffer for as long as its key lives.
 
 _to_dlpack: Final = LIBRARY_KEEPING_LOCK["MXNDArrayToDLPack"]
 _to_dlpack.restype = ctypes.c_int

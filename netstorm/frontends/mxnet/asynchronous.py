@@ -35,6 +35,7 @@ from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.elastic import Get, Set
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.entries import (
+    AnyEntry,
     Entry,
     GradientCompression,
     RowEntry,
@@ -47,7 +48,7 @@ from netstorm.frontends.mxnet.entries import (
 )
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
 from netstorm.frontends.mxnet.owner import OwnedRule, Owner, arrays_of, with_counts
-from netstorm.frontends.mxnet.store import AnyEntry, Given, NetStormKVStore
+from netstorm.frontends.mxnet.store import Given, NetStormKVStore
 from netstorm.frontends.mxnet.updates import CalledUpdater, OptimizerUpdater, write_atomically
 from netstorm.kvstore.forms import Array, Key, Values
 from netstorm.kvstore.operations import UNBOUNDED, Done, PullOperation, Pushes, PushOperation, StatesOperation

@@ -21,13 +21,13 @@ from netstorm.checkpoint.jobs import JobCheckpoints, SaveOptions, Saving, Saving
 from netstorm.errors import CheckpointError, UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import NDArray
+from netstorm.frontends.mxnet.entries import AnyEntry
 from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
 
 __all__ = [
-    "KeptEntry",
     "KeptState",
     "LoadedCheckpoint",
     "MXNetArrays",
@@ -146,7 +146,7 @@ class StoreCheckpoints:
     def load(
         self,
         path: str | Path,
-        entries: Sequence[KeptEntry],
+        entries: Sequence[AnyEntry],
         rule: CalledUpdater | None,
         *,
         step: int | None,
@@ -215,7 +215,7 @@ class StoreCheckpoints:
         self._kept = kept
         self.ranks.begin_at(rounds)
 
-    def initialised(self, entry: KeptEntry) -> None:
+    def initialised(self, entry: AnyEntry) -> None:
         """Restore what a new key has besides its value."""
         if self._kept is not None:
             self._kept.restore(entry, with_value=False)
@@ -291,13 +291,6 @@ class SavedEntry(Protocol):
 
     def wait_for_updates(self) -> None:
         """Wait until all updates are queued."""
-
-
-class KeptEntry(SavedEntry, Protocol):
-    """One key of a store."""
-
-    def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
-        """Replace the value (None: leave it), the residual and the number of the last round."""
 
 
 def state_of_store(
@@ -407,7 +400,7 @@ class KeptState:
         self.check(user_key, tuple(given.shape), given.dtype)
         return self.value(user_key)
 
-    def restore(self, entry: KeptEntry, *, with_value: bool) -> None:
+    def restore(self, entry: AnyEntry, *, with_value: bool) -> None:
         """Give a key of the store what it had."""
         key = entry.user_key
         if self._partial and key not in self:

@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from netstorm.checkpoint.format import NumpyTensors, pack, unpack
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.arrays import StagingBuffer, memory_of, rows_of
 from netstorm.frontends.mxnet.checkpoint import (
-    KeptEntry,
     KeptState,
     from_tree,
     optimizer_values,
@@ -31,9 +30,10 @@ from netstorm.frontends.mxnet.checkpoint import (
 )
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.entries import AnyEntry
 from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.calls import Agreed
-from netstorm.kvstore.forms import Array, Key
+from netstorm.kvstore.forms import Key
 from netstorm.kvstore.process.elastic import ElasticJobState, wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.protocol.frames import ranks_in
@@ -42,7 +42,6 @@ from netstorm.training.round_results import StoreRoundResults
 from netstorm.training.samplers import SampleShares
 
 __all__ = [
-    "ElasticEntry",
     "ElasticJob",
     "ElasticSampler",
     "Get",
@@ -60,45 +59,6 @@ _GRID: Final = 8
 """State is offered before steps whose number is a multiple of this, so that all offer the same step..."""
 _SOON_S: Final = 1.0
 """... or before the next step, once a newcomer has waited for so long."""
-
-
-class Agreeing(Protocol):
-    """What compression keeps of a key."""
-
-    def agreed(self) -> Agreed | None:
-        """Return what the codec has agreed on with the other ranks; None: nothing."""
-
-    def begin_agreed(self, state: Array) -> None:
-        """Begin with what the other ranks have agreed on."""
-
-
-class ElasticEntry(KeptEntry, Protocol):
-    """One key of a store."""
-
-    pushed_in: int
-    """The step in which it was last pushed."""
-    contributors: int
-    """Bit set of the ranks in its last complete round."""
-    holds_sum: bool
-    """Its value is the last sum: there is no updater."""
-    first_rounds: Mapping[str, int]
-    """The first rounds of all keys that there were before this rank came, by name."""
-
-    @property
-    def key(self) -> Key:
-        """The network's key."""
-
-    @property
-    def further_keys(self) -> list[Key]:
-        """The keys that a codec needs besides this one, in each push."""
-
-    @property
-    def has_deferred(self) -> bool:
-        """Whether another thread queues its updates."""
-
-    @property
-    def kept(self) -> Agreeing | None:
-        """What compression keeps; None: nothing is compressed."""
 
 
 class ElasticJob:
@@ -157,7 +117,7 @@ class ElasticJob:
         self.prepare()
         self.script.attach(name, get, take)
 
-    def begin_key(self, entry: ElasticEntry) -> bool:
+    def begin_key(self, entry: AnyEntry) -> bool:
         """Give a new key the rounds of the job; return whether the job has its value."""
         state, user_key = self.prepare(), entry.user_key
         if state is None or user_key not in state.kept:
@@ -201,8 +161,8 @@ class ElasticJob:
 
     def before_push(
         self,
-        pushed: Iterable[ElasticEntry],
-        entries: Callable[[], Sequence[ElasticEntry]],
+        pushed: Iterable[AnyEntry],
+        entries: Callable[[], Sequence[AnyEntry]],
         rule: CalledUpdater | None,
     ) -> None:
         """Find out whether this push begins a step. If so, wait for nodes, and offer the state to newcomers.
@@ -225,7 +185,7 @@ class ElasticJob:
             entry.pushed_in = step
             entry.holds_sum = rule is None
 
-    def begin_period(self, entries: Callable[[], Sequence[ElasticEntry]], rule: CalledUpdater | None) -> None:
+    def begin_period(self, entries: Callable[[], Sequence[AnyEntry]], rule: CalledUpdater | None) -> None:
         """Begin a step before which all ranks have had the same values, of a store in which they have not
         always: it counts periods in place of steps. Optimizers of ranks have states of their own, so a
         newcomer takes what one rank offers. A newcomer's first period is one that the others have begun.
@@ -245,7 +205,7 @@ class ElasticJob:
             sampler.step_begins()
             sampler.skip(steps)
 
-    def share_samples(self, sampler: ElasticSampler, entries: Sequence[ElasticEntry]) -> None:
+    def share_samples(self, sampler: ElasticSampler, entries: Sequence[AnyEntry]) -> None:
         """Tell a sampler who was in the last step; waits for its results."""
         last = max((entry.pushed_in for entry in entries), default=-1)
         ranks = sampler.ranks
@@ -257,7 +217,7 @@ class ElasticJob:
             ranks = tuple(ranks_in(together)) or ranks
         sampler.set_ranks(self._runtime.rank, ranks, counts=self.contributes)
 
-    def attach_sampler(self, sampler: ElasticSampler, entries: Callable[[], Sequence[ElasticEntry]]) -> None:
+    def attach_sampler(self, sampler: ElasticSampler, entries: Callable[[], Sequence[AnyEntry]]) -> None:
         """Have a sampler share its samples among the ranks of each step."""
         first = tuple(sorted(member.rank for member in self._live.first_members))
         sampler.set_ranks(self._runtime.rank, first)
@@ -270,14 +230,14 @@ class ElasticJob:
         """Whether this node's values are in the sums of rounds that begin now."""
         return self._runtime.rank in self._live.contributors
 
-    def finish(self, entries: Sequence[ElasticEntry], rule: CalledUpdater | None) -> None:
+    def finish(self, entries: Sequence[AnyEntry], rule: CalledUpdater | None) -> None:
         """Offer the state at the end of the script to all who come later: nobody else can."""
         if entries and self._runtime.failure is None:
             self._step += 1
             self._offer(entries, rule, last=True).join()
 
     def _at_boundary(
-        self, entries: Callable[[], Sequence[ElasticEntry]], rule: CalledUpdater | None, *, on_grid: bool
+        self, entries: Callable[[], Sequence[AnyEntry]], rule: CalledUpdater | None, *, on_grid: bool
     ) -> None:
         live = self._live
         if live.has_newcomers and not self._making:
@@ -289,7 +249,7 @@ class ElasticJob:
         if len(live.ranks) < self._fewest:
             self._wait_for_nodes(entries(), rule)
 
-    def _wait_for_nodes(self, entries: Sequence[ElasticEntry], rule: CalledUpdater | None) -> None:
+    def _wait_for_nodes(self, entries: Sequence[AnyEntry], rule: CalledUpdater | None) -> None:
         def serve() -> None:
             if self._live.has_newcomers and not self._making:
                 self._offer(entries, rule)
@@ -299,7 +259,7 @@ class ElasticJob:
     # ---------------------------------------------------------------------------------------- for newcomers
 
     def _offer(
-        self, entries: Sequence[ElasticEntry], rule: CalledUpdater | None, *, last: bool = False
+        self, entries: Sequence[AnyEntry], rule: CalledUpdater | None, *, last: bool = False
     ) -> threading.Thread:
         """Have the state copied, and offered once it is: behind everything that is queued now."""
         self._making, self._asked_at = True, None
@@ -345,7 +305,7 @@ class ElasticJob:
         self._making = False
 
 
-def _group(entry: ElasticEntry, state: object, agreed: Later | None) -> Group:
+def _group(entry: AnyEntry, state: object, agreed: Later | None) -> Group:
     states = list(_arrays_in(state))
     return Group(
         [entry.value, *states], states if entry.has_deferred else (), () if agreed is None else (agreed,)
@@ -361,7 +321,7 @@ def _arrays_in(state: object) -> Iterable[NDArray]:
 
 
 def _counts(
-    entries: Sequence[ElasticEntry], rule: CalledUpdater | None, helpers: Mapping[str, Key]
+    entries: Sequence[AnyEntry], rule: CalledUpdater | None, helpers: Mapping[str, Key]
 ) -> dict[str, Any]:
     """Return the plain values of a state."""
     optimizer = None if rule is None else rule.optimizer

@@ -47,16 +47,13 @@ import queue
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from netstorm import clock
 from netstorm.errors import Closed, NetStormError, UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.errors import as_mxnet_error, error_text, mxnet_error_class, registered_name
 from netstorm.pslite.system import active_calls, yield_to_call
-
-if TYPE_CHECKING:
-    from ctypes import _CFunctionType
 
 __all__ = [
     "LIBRARY",
@@ -234,39 +231,6 @@ class Operands:
         self.writes_count: Final = len(written)
 
 
-def push(
-    run: _CFunctionType,
-    release: _CFunctionType,
-    token: int,
-    operands: Operands,
-    *,
-    priority: int,
-    name: str,
-    among_operators: bool = False,
-) -> None:
-    """Give the engine an operation.
-
-    It will call `run` (a `RunFunction`) with `token` at most once, and `release` (a `ReleaseFunction`) once
-    after.
-    """
-    check_call(
-        _push(
-            run,
-            token,
-            release,
-            _CPU_AT,
-            operands.reads,
-            operands.reads_count,
-            operands.writes,
-            operands.writes_count,
-            _NORMAL_AT if among_operators else _CPU_PRIORITIZED_AT,
-            priority,
-            _names.setdefault(name, name.encode()),
-            False,
-        )
-    )
-
-
 def variable_of(array: NDArray) -> int:
     """Return an address that identifies the engine variable of `array`; its views share it.
 
@@ -371,21 +335,30 @@ def push_on(
     """
     operation = EngineOperation(start, skipped, name, silent=silent)
     token = operation.token
-    add(operation)
+    _live[token] = _held[token] = operation
     outer = getattr(_pushing, "token", None)
     _pushing.token = token
     try:
-        push(
-            _RUN,
-            _RELEASE,
-            token,
-            operands,
-            priority=priority,
-            name=name,
-            among_operators=among_operators,
+        # It will call `_RUN` with the token at most once, and `_RELEASE` once after.
+        check_call(
+            _push(
+                _RUN,
+                token,
+                _RELEASE,
+                _CPU_AT,
+                operands.reads,
+                operands.reads_count,
+                operands.writes,
+                operands.writes_count,
+                _NORMAL_AT if among_operators else _CPU_PRIORITIZED_AT,
+                priority,
+                _names.setdefault(name, name.encode()),
+                False,
+            )
         )
     except mx.base.MXNetError:  # not accepted; anything else that is raised here (Ctrl-C) comes after that
-        discard(operation)
+        _live.pop(token, None)
+        _held.pop(token, None)
         raise
     finally:
         _pushing.token = outer
@@ -399,7 +372,7 @@ def push_on(
 
 def _run_operation(_context: int, on_complete: int, token: int) -> None:
     callback = EngineCallback.at(on_complete)
-    operation = held_operation(token)
+    operation = _held.get(token)
     if operation is None:  # the parent's, from before a fork
         callback(None)
         return
@@ -412,7 +385,7 @@ def _run_operation(_context: int, on_complete: int, token: int) -> None:
 
 
 def _release_operation(token: int) -> None:
-    operation = held_operation(token)
+    operation = _held.get(token)
     if operation is None:
         return
     if getattr(_pushing, "token", None) == token:
@@ -456,11 +429,6 @@ def compute_in_background() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     except (AttributeError, OSError):  # not on Linux; not allowed
         return
-
-
-def forget_workers() -> None:
-    """Forget the threads: a fork ends them, and the engine starts others, in the parent as in the child."""
-    _known.clear()
 
 
 # Operations that MXNet's engine has got and that have not ended: their completion, failure and release.
@@ -576,22 +544,6 @@ class EngineOperation:
                 self.complete(error)
 
 
-def add(operation: EngineOperation) -> None:
-    """Note an operation that is about to be given to the engine."""
-    _live[operation.token] = _held[operation.token] = operation
-
-
-def discard(operation: EngineOperation) -> None:
-    """Forget an operation that the engine has not accepted."""
-    _live.pop(operation.token, None)
-    _held.pop(operation.token, None)
-
-
-def held_operation(token: int) -> EngineOperation | None:
-    """Return the operation that the engine calls back about; None: it was the parent's, before a fork."""
-    return _held.get(token)
-
-
 def live_count() -> int:
     """Return how many operations have been pushed and have neither completed nor been skipped."""
     return len(_live)
@@ -631,12 +583,6 @@ def drain(timeout_s: float) -> bool:
         _drainers.remove(woken)
 
 
-def finish(error: BaseException, timeout_s: float) -> bool:
-    """Fail what is outstanding and wait until the engine has released it; return whether it has."""
-    fail_all(error)
-    return drain(timeout_s)
-
-
 def release(operation: EngineOperation) -> None:
     """Forget an operation that the engine has destroyed: it was completed, or skipped."""
     try:
@@ -651,12 +597,6 @@ def release(operation: EngineOperation) -> None:
         if not _held:
             for woken in tuple(_drainers):
                 woken.put(None)
-
-
-def forget_all() -> None:
-    """In a forked child: the operations are the parent's, and no thread is here to call back about them."""
-    _live.clear()
-    _held.clear()
 
 
 # What the engine needs before the first operation, and what happens to operations at a fork and at exit.
@@ -698,7 +638,8 @@ def _reserve_error_slots() -> bool:
 
 
 def _finish_at_exit() -> None:
-    finish(Closed("the process ended before the network operation did"), _EXIT_TIMEOUT_S)
+    fail_all(Closed("the process ended before the network operation did"))
+    drain(_EXIT_TIMEOUT_S)
 
 
 def _prepare_workers() -> None:
@@ -718,14 +659,15 @@ def _prepare_workers() -> None:
 
 def _after_fork() -> None:
     """In the parent: the engine has started other threads."""
-    forget_workers()
+    _known.clear()
     _prepare_workers()
 
 
 def _forget_parents() -> None:
-    """In a forked child, which has none of the threads."""
-    forget_all()
-    forget_workers()
+    """In a forked child: the operations are the parent's, and no thread is here to call back about them."""
+    _live.clear()
+    _held.clear()
+    _known.clear()
 
 
 RUNS_INLINE: Final = _reserve_error_slots()

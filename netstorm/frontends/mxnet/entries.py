@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from netstorm.protocol.messages import LossTerms
 from netstorm.training.round_results import StoreRoundResults
 
 __all__ = [
+    "AnyEntry",
     "Entry",
     "GradientCompression",
     "RowEntry",
@@ -51,10 +52,84 @@ __all__ = [
 ]
 
 
+# What dense and row-sparse keys of a store have in common.
+
+
+class KeyState:
+    """A key on this node: what is known of its rounds."""
+
+    __slots__ = (
+        "_rounds_before",
+        "_runtime",
+        "contributors",
+        "elastic",
+        "first_rounds",
+        "holds_sum",
+        "key",
+        "last",
+        "pushed_in",
+        "skipped",
+        "user_key",
+    )
+
+    def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
+        self.key: Final = key
+        self.user_key: Final = user_key
+        self.last: Final = LastArrays()
+        self.skipped: NDArray | None = None
+        """The array of a round that was skipped, because an operation of the script's has failed. Reading it
+        raises that failure."""
+        self.elastic: StoreRoundResults | None = None
+        """Of an elastic job."""
+        self.contributors = 0
+        """In an elastic job: bit set of the ranks whose values are in the last complete round."""
+        self.first_rounds: Mapping[str, int] = {}
+        """In an elastic job: the first rounds, by name, of all keys that there were before this rank came."""
+        self.pushed_in = -1
+        """The step in which the key was last pushed, if the job is elastic."""
+        self.holds_sum = False
+        """In an elastic job: the value is the last sum, since there is no updater."""
+        self._runtime: Final = runtime
+        self._rounds_before = 0
+        """Rounds before a checkpoint that are not counted by the key."""
+
+    @property
+    def rounds(self) -> int:
+        """The number of the last round, counted on from a checkpoint."""
+        return self._rounds_before + self._last_push
+
+    @property
+    def _last_push(self) -> int:
+        """The number of the last push."""
+        return self.key.last_taken
+
+    def _update(self, rule: CalledUpdater, total: NDArray, stored: NDArray) -> None:
+        rule.update(
+            self.user_key,
+            total,
+            stored,
+            round=f"round {self.rounds} of {self.key.name} in store {self.key.spec.namespace}",
+            rank=self._runtime.rank,
+        )
+
+    @property
+    def _is_compared(self) -> bool:
+        """Whether the ranks' values after this round are to be compared."""
+        every = self._runtime.settings.compare_rounds
+        return bool(every) and self._last_push % every == 0
+
+    def _follow(self, operation: Operation) -> None:
+        if self.elastic is not None:
+            self.elastic.follow(operation, self)
+
+    def _note_skipped(self, array: NDArray) -> None:
+        self.skipped = array
+
+
 # One dense key of a store on this node: its value, and its rounds as operations of MXNet's engine.
 
 
-class Entry:
+class Entry(KeyState):
     """A key's value, and the array that its sums arrive in.
 
     All methods but `wait_for_updates` queue operations and return at once. Two kinds of push wait for earlier
@@ -68,44 +143,16 @@ class Entry:
         "_may_defer",
         "_merged",
         "_residual",
-        "_rounds_before",
         "_rows",
-        "_runtime",
         "_stored",
         "_total",
-        "contributors",
-        "elastic",
-        "first_rounds",
-        "holds_sum",
-        "key",
-        "last",
-        "pushed_in",
-        "skipped",
         "tensor_name",
-        "user_key",
     )
 
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
-        self.key: Final = key
-        self.user_key: Final = user_key
+        super().__init__(runtime, key, user_key)
         self.tensor_name = key.name
         """Of the parameter that the key holds, if the optimizer knows it: what rules of compression name."""
-        self.last: Final = LastArrays()
-        """Their arrays are dense."""
-        self.skipped: NDArray | None = None
-        """The array of a round that was skipped, because an operation of the script's has failed. Reading it
-        raises that failure."""
-        self.elastic: StoreRoundResults | None = None
-        """Of an elastic job."""
-        self.contributors = 0
-        """In an elastic job: bit set of the ranks whose values are in the last complete round."""
-        self.first_rounds: Mapping[str, int] = {}
-        """In an elastic job: the first rounds, by name, of all keys that there were before this rank came."""
-        self.pushed_in = -1
-        """In an elastic job: the step in which the key was last pushed."""
-        self.holds_sum = False
-        """In an elastic job: the value is the last sum, since there is no updater."""
-        self._runtime: Final = runtime
         self._stored: Final = StagingBuffer(key.spec.shape, key.dtype)
         self._may_defer: Final = not RUNS_INLINE and self._stored.may_have_alias
         """Another thread may queue its updates."""
@@ -123,8 +170,6 @@ class Entry:
         """Made at the first push under gradient compression."""
         self._rows: RowPushes | None = None
         """Made at the first row-sparse push."""
-        self._rounds_before = 0
-        """Rounds before a checkpoint that are not counted by the key."""
 
     @property
     def value(self) -> NDArray:
@@ -142,11 +187,6 @@ class Entry:
         if self._residual is None:
             self._residual = Residual()
         return self._residual
-
-    @property
-    def rounds(self) -> int:
-        """The number of the last round, counted on from a checkpoint."""
-        return self._rounds_before + self._last_push
 
     @property
     def further_keys(self) -> list[Key]:
@@ -229,21 +269,12 @@ class Entry:
 
     def update(self, rule: CalledUpdater) -> None:
         """Update the value with the sum of the last push."""
-        key = self.key
-        round, runtime = self._last_push, self._runtime
         total, self._total = self._total, None
         if total is not None:
             self.wait_for_updates()
-            rule.update(
-                self.user_key,
-                total,
-                self._stored.array,
-                round=f"round {self.rounds} of {key.name} in store {key.spec.namespace}",
-                rank=runtime.rank,
-            )
-        every = runtime.settings.compare_rounds
-        if every and round % every == 0:
-            self._compare_replicas(key)
+            self._update(rule, total, self._stored.array)
+        if self._is_compared:
+            self._compare_replicas(self.key)
 
     def wait_for_updates(self) -> None:
         """Wait until another thread has queued all updates, and they are made: the state is then known."""
@@ -396,13 +427,6 @@ class Entry:
         """The number of the last push."""
         counted_by = self.key if self._encoded is None else self._encoded.counted_by
         return self.key.last_taken if counted_by is self.key else counted_by.last_taken + 1
-
-    def _follow(self, operation: Operation) -> None:
-        if self.elastic is not None:
-            self.elastic.follow(operation, self)
-
-    def _note_skipped(self, array: NDArray) -> None:
-        self.skipped = array
 
     def _compare_replicas(self, key: Key) -> None:
         """Have the ranks' values after this round compared, behind the update that is queued."""
@@ -927,50 +951,23 @@ def _write_when_done(
 # One row-sparse key of a store on this node: its value with all of its rows, and its rounds.
 
 
-class RowEntry:
+class RowEntry(KeyState):
     """A row-sparse key's value. It does what `Entry` does for dense keys; all methods return at once."""
 
-    __slots__ = (
-        "_full",
-        "_merged",
-        "_rounds",
-        "_rounds_before",
-        "_runtime",
-        "_stored",
-        "contributors",
-        "elastic",
-        "first_rounds",
-        "holds_sum",
-        "last",
-        "pushed_in",
-        "skipped",
-        "user_key",
-    )
+    __slots__ = ("_full", "_merged", "_rounds", "_stored")
 
     def __init__(
         self, runtime: Runtime, namespace: int, user_key: int | str, shape: tuple[int, ...], dtype: str
     ) -> None:
         """Register the key, after `check_rows`."""
-        self.user_key: Final = user_key
-        self._runtime: Final = runtime
-        self.last: Final = LastArrays()
-        """Their arrays may be dense or row-sparse."""
-        self.skipped: NDArray | None = None
-        """See `Entry`, as for the next four."""
-        self.elastic: StoreRoundResults | None = None
-        self.contributors = 0
-        self.first_rounds: Mapping[str, int] = {}
-        self.pushed_in = -1
-        self.holds_sum = False
         key = runtime.register(namespace, str(user_key), shape, dtype, form=ROW_SPARSE)
+        super().__init__(runtime, key, user_key)
         self._rounds: Final = RowRounds(runtime, key, self._note_skipped)
         self._stored: Final = empty_rows(shape, self.key.dtype)
         self._merged: NDArray | None = None
         """The sum of the last push, for an updater."""
         self._full = True
         """The value has all rows, as optimizers want it."""
-        self._rounds_before = 0
-        """See `Entry`."""
 
     @property
     def value(self) -> NDArray:
@@ -995,16 +992,6 @@ class RowEntry:
     def residual(self) -> dict[str, NDArray] | None:
         """None: rows are not compressed."""
         return None
-
-    @property
-    def rounds(self) -> int:
-        """The number of the last round, counted on from a checkpoint."""
-        return self._rounds_before + self.key.last_taken
-
-    @property
-    def key(self) -> Key:
-        """The network's key."""
-        return self._rounds.key
 
     @property
     def has_deferred(self) -> bool:
@@ -1054,17 +1041,9 @@ class RowEntry:
         if not self._full:
             self._rounds.fill(self._stored)
             self._full = True
-        round, runtime = self.key.last_taken, self._runtime
-        rule.update(
-            self.user_key,
-            self._merged,
-            self._stored,
-            round=f"round {self.rounds} of {self.key.name} in store {self.key.spec.namespace}",
-            rank=runtime.rank,
-        )
+        self._update(rule, self._merged, self._stored)
         self._merged = None
-        every = runtime.settings.compare_rounds
-        if every and round % every == 0:
+        if self._is_compared:
             self._rounds.compare(self._stored)
 
     def wait_for_updates(self) -> None:
@@ -1097,12 +1076,8 @@ class RowEntry:
         with mx.autograd.pause():
             queue_copy(picked, out)
 
-    def _follow(self, operation: Operation) -> None:
-        if self.elastic is not None:
-            self.elastic.follow(operation, self)
 
-    def _note_skipped(self, array: NDArray) -> None:
-        self.skipped = array
+AnyEntry: TypeAlias = Entry | RowEntry
 
 
 class RowPushes:

@@ -31,10 +31,10 @@ from netstorm.frontends.mxnet.asynchronous import (
 from netstorm.frontends.mxnet.checkpoint import from_tree
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
-from netstorm.frontends.mxnet.entries import Entry, GradientCompression, sum_rows
+from netstorm.frontends.mxnet.entries import AnyEntry, Entry, GradientCompression, sum_rows
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.owner import Owner
-from netstorm.frontends.mxnet.store import AnyEntry, Given, NetStormKVStore
+from netstorm.frontends.mxnet.store import Given, NetStormKVStore
 from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.calls import EncodedSum, Sites, SiteSums, TensorCalls, run_in_turn, set_memory
 from netstorm.kvstore.forms import Key

@@ -38,7 +38,14 @@ from netstorm.frontends.mxnet.checkpoint import (
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.elastic import ElasticJob, ElasticSampler, Get, Set, trainer_state
 from netstorm.frontends.mxnet.engine import LIBRARY, NDArray, check_call
-from netstorm.frontends.mxnet.entries import Entry, GradientCompression, RowEntry, check_rows, compression_of
+from netstorm.frontends.mxnet.entries import (
+    AnyEntry,
+    Entry,
+    GradientCompression,
+    RowEntry,
+    check_rows,
+    compression_of,
+)
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.updates import CalledUpdater, Updater
 from netstorm.kvstore.forms import Key
@@ -53,7 +60,7 @@ from netstorm.kvstore.process.runtime import (
 from netstorm.protocol.frames import ranks_in
 from netstorm.pslite.system import SHORT_CALL, ShortCall
 
-__all__ = ["AnyEntry", "Given", "KeyTable", "NetStormKVStore"]
+__all__ = ["Given", "KeyTable", "NetStormKVStore"]
 
 
 # Commands and questions for MXNet's servers, in a job that has no servers.
@@ -253,8 +260,6 @@ after_close(_clear_errors)
 
 
 # The keys of one store: which there are, and whether the keys and arrays of a call fit them.
-
-AnyEntry: TypeAlias = Entry | RowEntry
 
 Given: TypeAlias = list[tuple[AnyEntry, list[NDArray]]]
 """The entries of a call's keys, with the arrays that were given for each."""

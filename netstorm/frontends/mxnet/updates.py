@@ -40,10 +40,6 @@ __all__ = [
 
 
 # What happens to a stored value when a sum arrives, and its fingerprint: all ranks must do the same.
-#
-# Replicas stay equal because every rank runs the same rule on the same bytes. The fingerprint goes with every
-# round, and the scheduler compares. So a different optimizer, or a learning rate that was changed on one rank
-# only, is an error that names both ranks, and not a model that drifts apart.
 
 _log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ same bucket: all gradients count in the end. So sums are divided by all ranks, n
 # Annotations are not postponed here: DDP compares those of a hook with its own classes.
 import logging
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # dist.GradBucket, which type checkers do not see
 
-from netstorm.errors import UsageError
-from netstorm.frontends.torch.process_group import NetStormProcessGroup
+from netstorm.frontends.torch.member import future_of
+from netstorm.frontends.torch.process_group import netstorm_group
 
 __all__ = ["BoundedLossState", "bounded_loss_hook"]
 
@@ -44,20 +44,6 @@ class BoundedLossState:
     uncounted: dict[int, torch.Tensor] = field(default_factory=dict)
     steps: int = 0
 
-    def group(self) -> NetStormProcessGroup:
-        """Return the group.
-
-        Raises:
-            UsageError: it is none of NetStorm's.
-        """
-        group = self.process_group or dist.group.WORLD
-        if not isinstance(group, NetStormProcessGroup):
-            raise UsageError(
-                f"bounded_loss_hook over a group of type {type(group).__name__}: expected one of backend "
-                "netstorm, as torch.distributed.new_group(backend='netstorm') makes"
-            )
-        return group
-
     def with_uncounted(self, bucket: GradBucket, gradients: torch.Tensor) -> torch.Tensor:
         """Return a bucket's gradients, and what came too late of those before, in memory of its own."""
         known = self.uncounted.get(bucket.index())
@@ -75,7 +61,7 @@ def bounded_loss_hook(state: BoundedLossState, bucket: GradBucket) -> Average:
 
     Without NETSTORM_LOSS_BOUND, and in the first two steps, all gradients are waited for.
     """
-    group, gradients = state.group(), bucket.buffer()
+    group, gradients = netstorm_group(state.process_group, "bounded_loss_hook"), bucket.buffer()
     terms = group.loss_terms if state.steps >= _FIRST else None
     if bucket.is_last():
         state.steps += 1
@@ -85,9 +71,4 @@ def bounded_loss_hook(state: BoundedLossState, bucket: GradBucket) -> Average:
     else:
         kept = state.with_uncounted(bucket, gradients)
         work = group.allreduce_with_loss(kept, gradients, terms, bucket.index())
-
-    def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        done.value()  # raises what the sum has failed with
-        return gradients
-
-    return cast("Average", work.get_future().then(averaged))
+    return future_of(work, gradients)

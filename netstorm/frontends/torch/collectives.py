@@ -52,19 +52,6 @@ from netstorm.protocol.messages import LossTerms
 __all__ = ["CopyCalls", "Exchanges", "Messages", "Reductions", "SparseSums"]
 
 
-# PyTorch's collectives as exchanges: which rank gives which segment, and who wants its result.
-#
-# | collective | segments | source | receivers |
-# |---|---|---|---|
-# | all-reduce | one | everybody | everybody |
-# | reduce | one | everybody | one rank |
-# | broadcast | one | one rank | everybody |
-# | all-gather | one a rank | its own | everybody |
-# | gather | one a rank | its own | one rank |
-# | scatter | one a rank | one rank | each its own |
-# | reduce-scatter | one a rank | everybody | each its own |
-
-
 class Exchanges:
     """The exchanges of one member of a group. Tensors are on the CPU, dense and contiguous
     (`memory.staged`).

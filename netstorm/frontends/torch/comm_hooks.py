@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # dist.GradBucket, which type checkers do not see
 
+from netstorm.frontends.torch.member import future_of
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 
 __all__ = [
@@ -62,12 +63,7 @@ def netstorm_hook(state: NetStormHookState, bucket: GradBucket) -> Average:
         work = group.allreduce_with_priority(gradients, bucket.index())
     else:
         work = dist.all_reduce(gradients, group=group, async_op=True)
-
-    def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        done.value()  # raises what the sum has failed with
-        return gradients
-
-    return cast("Average", work.get_future().then(averaged))
+    return future_of(work, gradients)
 
 
 def fp16_compress_wrapper(hook: CommunicationHook) -> CommunicationHook:

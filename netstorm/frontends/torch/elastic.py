@@ -21,7 +21,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import torch
@@ -33,10 +33,9 @@ from torch.nn.parallel import DistributedDataParallel
 from netstorm.checkpoint.format import digest, pack, unpack
 from netstorm.errors import Disagreement, NodeLost, UsageError
 from netstorm.frontends.torch.checkpoint import TorchTensors
-from netstorm.frontends.torch.encoded_averages import Descriptions
 from netstorm.frontends.torch.errors import raises_torch_errors
-from netstorm.frontends.torch.gradient_codecs import CodecHookState, codec_hook, hook_state_of
-from netstorm.frontends.torch.member import CallWork
+from netstorm.frontends.torch.gradient_codecs import CodecHookState, Descriptions, codec_hook, hook_state_of
+from netstorm.frontends.torch.member import CallWork, future_of
 from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.startup import before_leaving
@@ -247,12 +246,7 @@ def average_hook(process_group: dist.ProcessGroup | None, bucket: GradBucket) ->
     else:
         gradients.div_(dist.get_world_size(process_group))
         work = dist.all_reduce(gradients, group=group, async_op=True)
-
-    def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        done.value()  # raises what the average has failed with
-        return gradients
-
-    return cast("Average", work.get_future().then(averaged))
+    return future_of(work, gradients)
 
 
 class ElasticSampler(SampleShares):

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.elastic import ElasticState, group_of_all_ranks
-from netstorm.frontends.torch.encoded_averages import Descriptions
+from netstorm.frontends.torch.gradient_codecs import Descriptions
 from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.outer_codecs import (
     CodecFactory,

@@ -37,12 +37,11 @@ __all__ = [
     "ProcessGroupMember",
     "after_all",
     "copy_back",
+    "future_of",
     "methods_are_never_compiled",
     "never_compiled",
 ]
 
-
-# What a process group needs of the job: its keys, its calls and messages, and how they end.
 
 _NO_TIMEOUT: Final = timedelta(0)
 
@@ -387,6 +386,19 @@ def copy_back(copies: Sequence[Staged], done: Done, work: CallWork | None) -> No
         done(error)
     else:
         done(None)
+
+
+def future_of(work: Any, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """Return the future of a call, as DDP's hooks do: it gives `tensor`, or raises what the call has failed
+    with.
+    """
+
+    def ended(done: torch.futures.Future[Any]) -> torch.Tensor:
+        done.value()
+        return tensor
+
+    found: torch.futures.Future[torch.Tensor] = work.get_future().then(ended)
+    return found
 
 
 # Keeps torch.compile out of NetStorm's own code, which hands memory to other threads and waits for them.

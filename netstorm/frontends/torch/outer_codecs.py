@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from netstorm.compression import registry
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.encoded_averages import Descriptions, EncodedAverages
+from netstorm.frontends.torch.gradient_codecs import Descriptions, EncodedAverages
 from netstorm.frontends.torch.parameters import FlatParameters
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.ranks import Ranks, Waitable
@@ -160,7 +160,15 @@ CodecOf: TypeAlias = Callable[[FlatParameters, Sequence[str]], OuterCodec]
 """Makes the codec for the vector of some parameters, which have names."""
 
 
-class OuterFloat32:
+class _KeepsNothing:
+    def kept(self) -> None:
+        """Keep nothing."""
+
+    def keep(self, kept: Kept) -> None:
+        """Keep nothing."""
+
+
+class OuterFloat32(_KeepsNothing):
     """Values as they are: float32, or float64 for parameters in float64."""
 
     name: ClassVar[str] = "float32"
@@ -171,14 +179,8 @@ class OuterFloat32:
         yield ranks.begin_sum(update)
         return update.div_(ranks.size)
 
-    def kept(self) -> None:
-        """Keep nothing."""
 
-    def keep(self, kept: Kept) -> None:
-        """Keep nothing."""
-
-
-class OuterBFloat16:
+class OuterBFloat16(_KeepsNothing):
     """Half the bytes: values and sums have 8 significant bits. What is rounded off is lost."""
 
     name: ClassVar[str] = "bfloat16"
@@ -189,12 +191,6 @@ class OuterBFloat16:
         rounded = update.to(torch.bfloat16)
         yield ranks.begin_sum(rounded)
         return rounded.to(update.dtype).div_(ranks.size)
-
-    def kept(self) -> None:
-        """Keep nothing."""
-
-    def keep(self, kept: Kept) -> None:
-        """Keep nothing."""
 
 
 CODECS: Final[dict[str, CodecFactory]] = {
@@ -219,14 +215,9 @@ class Encoded:
             name: what ranks compare.
             parameters: whose values the vector has.
         """
+        self.name: Final = name
         self._averages: Final = averages
-        self._name: Final = name
         self._parameters: Final = parameters
-
-    @property
-    def name(self) -> str:
-        """What ranks compare."""
-        return self._name
 
     def average(self, update: torch.Tensor, ranks: Ranks) -> Generator[Waitable, None, torch.Tensor]:
         """Average in place; values of float64 are rounded to float32 first."""

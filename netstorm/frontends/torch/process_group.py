@@ -13,14 +13,14 @@ from torch._C._distributed_c10d import Backend, Store
 from torch.distributed import ProcessGroup, get_process_group_ranks
 
 from netstorm import clock
-from netstorm.errors import BarrierTimeout, NodeLost, WaitTimeout
+from netstorm.errors import BarrierTimeout, NodeLost, UsageError, WaitTimeout
 from netstorm.frontends.torch.collectives import CopyCalls, Exchanges, Messages, Reductions, SparseSums
 from netstorm.frontends.torch.errors import raises_torch_errors
 from netstorm.frontends.torch.member import CallWork, ProcessGroupMember, methods_are_never_compiled
 from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.tensors import Staged
 
-__all__ = ["NetStormProcessGroup", "let_pytorch_call_us"]
+__all__ = ["NetStormProcessGroup", "let_pytorch_call_us", "netstorm_group"]
 
 
 _ProcessGroup: Final[Any] = ProcessGroup
@@ -266,6 +266,21 @@ class MonitoredBarriers:
         memory = Staged(target)
         operation = self._member.receive(memory, "monitored_barrier", rank, 0, _CHANNEL)
         return self._member.exchange_messages("monitored_barrier", [(operation, memory)], [], timedelta(0))
+
+
+def netstorm_group(group: ProcessGroup | None, what: str) -> NetStormProcessGroup:
+    """Return a group, or the default one.
+
+    Raises:
+        UsageError: it is none of NetStorm's; `what` is over it.
+    """
+    chosen = group or dist.group.WORLD
+    if not isinstance(chosen, NetStormProcessGroup):
+        raise UsageError(
+            f"{what} over a group of type {type(chosen).__name__}: expected one of backend netstorm, as "
+            "torch.distributed.new_group(backend='netstorm') makes"
+        )
+    return chosen
 
 
 def let_pytorch_call_us() -> None:

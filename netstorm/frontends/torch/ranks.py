@@ -77,8 +77,8 @@ class ProcessGroupRanks:
                 " (with world_size=1 to train alone)"
             )
         self._group = group
-        self._rank = dist.get_rank(group)
-        if self._rank < 0:
+        self.rank: Final = dist.get_rank(group)
+        if self.rank < 0:
             raise UsageError(
                 f"rank {dist.get_rank()} is not a member of the given group: only its members may use it here"
             )
@@ -101,11 +101,6 @@ class ProcessGroupRanks:
                 "default group; leave it out"
             )
         return ElasticRanks(None)
-
-    @property
-    def rank(self) -> int:
-        """This process's rank in the group."""
-        return self._rank
 
     @property
     def size(self) -> int:

@@ -32,12 +32,6 @@ __all__ = [
 ]
 
 
-# Tensors as flat NumPy arrays: without a copy where a tensor's memory permits it.
-#
-# A tensor that is contiguous, on the CPU and dense is used as it is. Any other is copied to a staging tensor,
-# whose result is copied back when the call is done.
-
-
 class Staged:
     """A tensor of the user's, and where its values are while a call runs.
 

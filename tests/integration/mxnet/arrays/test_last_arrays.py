@@ -13,7 +13,8 @@ from netstorm.errors import KeyMismatch, UsageError
 from netstorm.frontends.mxnet.arrays import LastArrays
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import NDArray
-from netstorm.frontends.mxnet.store import AnyEntry, KeyTable
+from netstorm.frontends.mxnet.entries import AnyEntry
+from netstorm.frontends.mxnet.store import KeyTable
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.process.runtime import Runtime
 

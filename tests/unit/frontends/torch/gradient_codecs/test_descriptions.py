@@ -8,7 +8,7 @@ from netstorm.errors import UsageError
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.encoded_averages import described_codec
+from netstorm.frontends.torch.gradient_codecs import described_codec
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.encoded_averages import PartOf  # noqa: E402 - torch may be missing
+from netstorm.frontends.torch.gradient_codecs import PartOf  # noqa: E402 - torch may be missing
 from netstorm.frontends.torch.tensors import Staged  # noqa: E402
 
 
