@@ -21,7 +21,9 @@ def main() -> None:
     parser.add_argument("--k2", type=whole_number, help="averages of a site to one of all")
     parser.set_defaults(epoch=20)
     given = parser.parse_args()
-    run(given, lambda: HFA(given.k1, given.k2), lambda rate: mx.optimizer.Adam(learning_rate=rate))
+    store = run(given, lambda: HFA(given.k1, given.k2), lambda rate: mx.optimizer.Adam(learning_rate=rate))
+    if store.rank == 0:
+        print(f"{store.averages} averages, {store.averages // store.periods.k2} of all", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def main() -> None:
         given,
         MixedSync,
         lambda rate: (
-            mx.optimizer.DCASGD(learning_rate=50 * rate)
+            mx.optimizer.DCASGD(learning_rate=5 * rate, momentum=0.9)
             if given.dcasgd
             else mx.optimizer.Adam(learning_rate=rate)
         ),

@@ -57,8 +57,8 @@ def run(
     *,
     summed_over: Callable[[Any], int] = lambda _: 1,
     steps: Callable[[Any, int], Iterator[None]] | None = None,
-) -> None:
-    """Train, and say on rank 0 how good the network is.
+) -> Any:
+    """Train, say on rank 0 how good the network is, and return the KVStore.
 
     Args:
         given: what the parser has returned.
@@ -85,6 +85,7 @@ def run(
             divisor=options.batch_size * summed_over(kvstore),
             steps=steps or (lambda _, usual: iter([None] * usual)),
         )
+        return kvstore
 
 
 def _train(

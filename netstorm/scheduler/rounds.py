@@ -515,7 +515,7 @@ class KeyRegistry:
             namespace=spec.namespace,
             name=spec.name,
             key=len(self._specs),
-            first_slot=self._slot(spec, offset),
+            first_slot=self._slot(spec, offset, size),
             offset=offset,
             chunk_size=chunk_size,
         )
@@ -538,14 +538,19 @@ class KeyRegistry:
         self._chunk_bytes[step] = self._chunk_bytes.get(step, 0) + size
         self._entries[spec.namespace, spec.name] = _KeyEntry(spec, grant, rank)
 
-    def _slot(self, spec: KeySpec, offset: int) -> int:
-        """Return the slot of the first chunk. Factors are under way alone, so they are shared among the trees
-        by their own bytes.
+    def _slot(self, spec: KeySpec, offset: int, size: int) -> int:
+        """Return the slot of the first chunk.
+
+        Factors are under way alone, so they are shared among the trees by their own bytes. Keys within the
+        first chunk of the job's bytes have a slot each: those of a small model are all of it, and one tree
+        would have them all, and one owner.
         """
         if self._by_name:
             return zlib.crc32(f"{spec.namespace} {spec.name}".encode()) % _NAMED_SLOTS
         if spec.form == FACTORS:
             return slot_of(self._factor_bytes, LEAST_FACTORS)
+        if spec.form != COLLECTIVE and slot_of(offset + size, self._sizes.smallest) == 0:
+            return len(self._specs)
         return slot_of(offset, self._sizes.smallest)
 
     def _chunk_size(self, rank: int, spec: KeySpec, elements: int) -> int:

@@ -721,13 +721,14 @@ class HFA(LocalUpdatesKVStore):
         super().__init__()
         settings = self._runtime.settings
         periods = Periods(settings.hfa_k1 if k1 is None else k1, settings.hfa_k2 if k2 is None else k2)
-        self._periods: Final = periods
+        self.periods: Final = periods
+        """After how many steps the site's average comes, and after how many of these that of all."""
         self._schedule = Periodic("HFA", periods)
 
     def _enter_step(self, key: object) -> None:
         if self._rule is None:
             self._set_updater(self._take_value)
-            self._schedule = Periodic("HFA of pushed values", Periods(1, self._periods.k2))
+            self._schedule = Periodic("HFA of pushed values", Periods(1, self.periods.k2))
         super()._enter_step(key)
 
     def _take_value(self, key: object, pushed: NDArray, stored: NDArray) -> None:
