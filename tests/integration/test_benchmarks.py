@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 LONG = ("--nodes", "2", "--sizes", "1MB", "--rounds", "100000")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-GLOO = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+TORCH = importlib.util.find_spec("torch") is not None
 
 
 def command(benchmark: str, *arguments: object) -> list[str]:
@@ -123,34 +123,20 @@ def test_rounds_are_shared_out_without_remainder(harness: Any) -> None:
     assert [list(harness.packing.split_rounds(10, passes)) for passes in (1, 3)] == [[10], [3, 3, 4]]
 
 
-@pytest.mark.parametrize(
-    "system", ["netstorm", "mxnet-1-server", "mxnet-n-servers", pytest.param("gloo", marks=GLOO)]
-)
-def test_each_system_sums_exactly_and_is_measured(system: str, tmp_path: Path) -> None:
+def test_each_system_sums_exactly_and_is_measured(tmp_path: Path) -> None:
+    systems = ["netstorm", "mxnet-1-server", "mxnet-n-servers", *(["gloo"] if TORCH else [])]
     path = tmp_path / "results.json"
-    arguments = (
-        "--systems",
-        system,
-        "--nodes",
-        3,
-        "--sizes",
-        "1MB",
-        "--keys",
-        2,
-        "--rounds",
-        3,
-        "--warmup",
-        1,
-    )
-    [row] = compared(path, *arguments, "--memory")
-    assert row["error"] is None
-    assert (row["system"], row["nodes"], row["bytes"], row["keys"]) == (system, 3, 1_000_000, 2)
-    assert len(row["rounds_s"]) == 3
-    assert row["median_s"] == sorted(row["rounds_s"])[1]
-    assert 0 < row["median_s"] < 60
-    assert row["idle_cpu_share"] < 0.5
-    assert row["peak_rss_bytes"] > 50e6
-    assert row["baseline_rss_bytes"] > 50e6
+    size = ("--nodes", 2, "--sizes", "1MB", "--keys", 2, "--rounds", 3, "--warmup", 1)
+    rows = compared(path, "--systems", ",".join(systems), *size, "--memory")
+    assert [row["system"] for row in rows] == systems
+    for row in rows:
+        assert row["error"] is None
+        assert (row["nodes"], row["bytes"], row["keys"]) == (2, 1_000_000, 2)
+        assert len(row["rounds_s"]) == 3
+        assert row["median_s"] == sorted(row["rounds_s"])[1] > 0
+        assert row["idle_cpu_share"] < 0.5
+        assert row["peak_rss_bytes"] > 50e6
+        assert row["baseline_rss_bytes"] > 50e6
     assert json.loads(path.read_text())["machine"]["cores"] >= 1
 
 
@@ -173,9 +159,8 @@ def test_an_interrupted_comparison_keeps_its_results_and_stops_its_processes(tmp
     long = command("loopback.py", *LONG, "--systems", "mxnet-1-server", "--json", path)
     with subprocess.Popen(long, env=ENVIRONMENT, stdout=subprocess.PIPE) as driver:
         children = wait_for_children(driver.pid, 4)
-        time.sleep(2.0)  # for some rounds; the assertions hold without
         driver.send_signal(signal.SIGINT)
-        output, _ = driver.communicate(timeout=30)
+        output, _ = driver.communicate(timeout=60)
     assert driver.returncode == 130
     assert b"mxnet-1-server" in output
     found = json.loads(path.read_text())
@@ -188,7 +173,7 @@ def test_processes_of_a_driver_that_is_killed_end_by_themselves() -> None:
     with subprocess.Popen(long, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as driver:
         children = wait_for_children(driver.pid, 7)
         driver.kill()
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
 
 
@@ -203,10 +188,7 @@ def wait_for_children(pid: int, count: int) -> list[psutil.Process]:
     pytest.fail(f"only {len(children)} of {count} processes were started")
 
 
-@pytest.mark.parametrize(
-    ("more", "ranks"),
-    [((), 2), (("--alone",), 1)],
-)
+@pytest.mark.parametrize(("more", "ranks"), [((), 2), (("--alone",), 1)])
 def test_blocking_times_every_call_of_every_measured_rank(
     more: tuple[str, ...], ranks: int, tmp_path: Path
 ) -> None:
@@ -289,7 +271,7 @@ def test_a_folder_without_netstorm_is_no_version(tmp_path: Path) -> None:
     assert f"{tmp_path} is no checkout of NetStorm" in result.stderr
 
 
-@GLOO
+@pytest.mark.skipif(not TORCH, reason="PyTorch is not installed")
 def test_pytorch_on_loopback_is_measured_beside_gloo(tmp_path: Path) -> None:
     path = tmp_path / "torch.json"
     size = ("--nodes", 2, "--size", "2MB", "--rounds", 2)
