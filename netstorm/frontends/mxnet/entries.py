@@ -39,6 +39,7 @@ from netstorm.training.round_results import StoreRoundResults
 
 __all__ = [
     "AnyEntry",
+    "EncodedKey",
     "Entry",
     "GradientCompression",
     "RowEntry",

@@ -31,7 +31,7 @@ from netstorm.frontends.mxnet.asynchronous import (
 from netstorm.frontends.mxnet.checkpoint import from_tree
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
-from netstorm.frontends.mxnet.entries import AnyEntry, Entry, GradientCompression, sum_rows
+from netstorm.frontends.mxnet.entries import AnyEntry, EncodedKey, Entry, GradientCompression, sum_rows
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.owner import Owner
 from netstorm.frontends.mxnet.store import Given, NetStormKVStore
@@ -220,24 +220,24 @@ class LocalEntry(Entry):
     def _encoded_average(self, due: DueAverage) -> tuple[Begin, int]:
         """Return the average of changes along the job's trees, and the number of its first round."""
         assert due.codec is not None
-        encoded, changes = self._encoded_by(due.codec), self._changes
+        encoded = self._encoded_by(due.codec)
         total = encoded.next_sum(due.priority, due.rule)
 
         def begin(memory: Memory, done: Done) -> None:
             def rounds() -> Rounds:
-                yield from changes.rounds(memory, total, lambda change: encoded.rounds(change, total, None))
-                self._note_contributors(total, len(memory))
+                yield from self._averaging(memory, encoded, total)
+                counted = [ranks for _, ranks in total.counted(len(memory))]
+                self.contributors = in_all_parts(counted)
+                if not any(ranks >> self._runtime.rank & 1 for ranks in counted):
+                    forget_the_past(self.kept.state)
 
             total.begin(rounds(), done)
 
         return begin, total.number
 
-    def _note_contributors(self, total: EncodedSum, elements: int) -> None:
-        """Record whose changes are in an average; forget what this rank had not sent if its are not."""
-        counted = [ranks for _, ranks in total.counted(elements)]
-        self.contributors = in_all_parts(counted)
-        if not any(ranks >> self._runtime.rank & 1 for ranks in counted):
-            forget_the_past(self.kept.state)
+    def _averaging(self, memory: Memory, encoded: EncodedKey, total: EncodedSum) -> Rounds:
+        """Return the rounds that make values their average; what travels is their changes."""
+        return self._changes.rounds(memory, total, lambda change: encoded.rounds(change, total, None))
 
     def _across_sites(self, due: DueAverage, codec: Codec | None) -> tuple[Begin, int]:
         """Return the average that is formed within sites first, and the number of its first round."""
@@ -415,7 +415,7 @@ class DiLoCoEntry(LocalEntry):
 
     def begin_sum(self, due: DueAverage) -> None:
         """Queue the average of the outer gradient: global minus own value, as they are now."""
-        begin, round = self._plain_average(due) if due.codec is None else self._encoded_change(due)
+        begin, round = self._plain_average(due) if due.codec is None else self._encoded_average(due)
         stored, shared, change, dtype = self._stored, self._global, self._change, self.key.dtype
         self.under_way = True
 
@@ -461,22 +461,10 @@ class DiLoCoEntry(LocalEntry):
             name="netstorm_outer_step",
         )
 
-    def _encoded_change(self, due: DueAverage) -> tuple[Begin, int]:
-        """Return the average of the outer gradient under a codec, and the number of its first round."""
-        assert due.codec is not None
-        encoded = self._encoded_by(due.codec)
-        total = encoded.next_sum(due.priority, due.rule)
-
-        def begin(memory: Memory, done: Done) -> None:
-            def rounds() -> Rounds:
-                yield from encoded.rounds(memory, total, None)
-                with np.errstate(all="ignore"):
-                    divide_parts(memory, total)
-                self._note_contributors(total, len(memory))
-
-            total.begin(rounds(), done)
-
-        return begin, total.number
+    def _averaging(self, memory: Memory, encoded: EncodedKey, total: EncodedSum) -> Rounds:
+        yield from encoded.rounds(memory, total, None)
+        with np.errstate(all="ignore"):
+            divide_parts(memory, total)
 
 
 def _floats(buffer: StagingBuffer) -> npt.NDArray[np.floating[Any]]:

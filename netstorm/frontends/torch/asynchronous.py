@@ -504,12 +504,8 @@ class MixedSync(AsynchronousSGD):
     that step's average of the site may be lost with it. A rank that joins later is a site of its own.
 
     Args:
-        model: whose parameters are trained.
+        model: as of `AsynchronousSGD`, like the other arguments.
         lr: learning rate.
-        momentum: from 0 to below 1; over corrected gradients.
-        lamda: weight of the correction; 0: none.
-        weight_decay: as in `torch.optim.SGD`.
-        state: as in `AsynchronousSGD`.
         site_group: the ranks of this rank's site, over any backend; None: NetStorm's groups of the sites.
 
     Raises:

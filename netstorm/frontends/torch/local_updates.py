@@ -826,19 +826,16 @@ class HFA(LocalSGD):
     once a site. See `LocalSGD` for what else holds.
 
     Args:
-        model: whose parameters are averaged; those that need no gradient are not.
+        model: as of `LocalSGD`, like `optimizer` and `state`.
         optimizer: whose steps are counted.
         k1: steps between averages.
         k2: averages of a site from one over all ranks to the next, which is one of them.
         mesh: of sites; None: `site_mesh()`, whose sites are those of NETSTORM_SITE. Elastic jobs have none:
             an average over all goes along the job's trees there, and a rank that has joined later is in no
             average of a site.
-        state: in an elastic job, what else travels to ranks that join later, as `ElasticState` takes it.
 
     Raises:
-        UsageError: a value is not allowed, there is no process group, or no mesh of sites.
-        Disagreement: on entering; ranks have different settings.
-        NonFiniteUpdate: in `optimizer.step()`; the average is not finite. Parameters stay as they were.
+        UsageError: as `LocalSGD`, like its other errors; or there is no mesh of sites.
     """
 
     def __init__(
@@ -915,17 +912,13 @@ class ESync(LocalSGD):
     al., IEEE TSC 2022). See `LocalSGD` for what else holds.
 
     Args:
-        model: whose parameters are averaged; those that need no gradient are not.
+        model: as of `LocalSGD`, like `optimizer` and `state`.
         optimizer: whose steps are counted.
         least_steps: steps of the slowest rank between averages.
         most_steps: bound for all ranks: after many steps alone parameters are far apart.
-        state: in an elastic job, what else travels to ranks that join later, as `ElasticState` takes it.
 
     Raises:
-        UsageError: a value is not allowed; or the default process group is not NetStorm's.
-        Disagreement: on entering; ranks have different settings.
-        NonFiniteUpdate: in `optimizer.step()`, at all ranks; the average is not finite. Parameters stay as
-            they were.
+        UsageError: as `LocalSGD`, like its other errors; or the default process group is not NetStorm's.
     """
 
     def __init__(
