@@ -65,11 +65,17 @@ class Forker:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], DEADLINE_S)
-        assert ready, f"{self._module} has no answer to {request}"
-        return json.loads(process.stdout.readline())
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            ready, _, _ = select.select([process.stdout], [], [], DEADLINE_S)
+            assert ready, f"{self._module} has no answer to {request}"
+            return json.loads(process.stdout.readline())
+        except BaseException:  # its answer would be taken for that to the next request
+            process.kill()
+            process.wait()
+            self.__enter__()
+            raise
 
 
 class ForkedProcess:

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from netstorm.addresses import split_host_port
-from netstorm.cli.launch.variables import free_port
-from tests.integration.jobs import Job
+from tests.integration.jobs import Job, free_port
 from tests.integration.torch.begin import PATIENCE, begin, error_of, gloo_group, store
 from tests.integration.torch.ranks import on_ranks
 
