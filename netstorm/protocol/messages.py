@@ -331,7 +331,7 @@ class KeyGrant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: int
     first_slot: int
     """Slot of the key's first chunk; further chunks have the next slots. `Policy.tree_of` maps a slot to a
-    tree. The slot depends only on the key's offset, so registering a key never moves another key's chunks."""
+    tree. The slot depends on the keys before it alone, so registering a key moves no other key's chunks."""
     offset: int
     """Byte offset of the key in the job: the position of its chunks in the global order."""
     chunk_size: int

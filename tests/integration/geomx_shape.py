@@ -45,12 +45,8 @@ def main() -> None:
     )
     params = list(net.collect_params().values())
 
-    bound = {
-        "cnn_fp16": np.inf,
-        "cnn_mpq": int(os.getenv("MXNET_KVSTORE_SIZE_LOWER_BOUND", "200000")),
-    }.get(given.shape, 0)
     for idx, param in enumerate(params):
-        initial = cast(param.data(), bound)
+        initial = cast(param.data(), given.shape)
         kv.init(idx, initial)
         if is_master_worker:
             continue
@@ -61,13 +57,13 @@ def main() -> None:
         return
 
     batches, test, labels = samples(given.data_slice_idx, workers)
-    step = train(given, net, kv, trainer, bound, batches)
+    step = train(given, net, kv, trainer, batches)
     right = float((net(test).argmax(axis=1) == labels).mean().asscalar())
     digest = float(sum(param.data().abs().sum().asscalar() for param in params))
     print(f"{given.shape}: {step} steps, Test Acc {right:.4f}, weights {digest!r}, {kv.type}", flush=True)
 
 
-def train(given: argparse.Namespace, net: Any, kv: Any, trainer: Any, bound: float, batches: Any) -> int:
+def train(given: argparse.Namespace, net: Any, kv: Any, trainer: Any, batches: Any) -> int:
     """Train, and return the number of steps."""
     loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     params = list(net.collect_params().values())
@@ -91,7 +87,7 @@ def train(given: argparse.Namespace, net: Any, kv: Any, trainer: Any, bound: flo
                     kv.push(idx, param.grad() / BATCH, priority=-idx)
                     kv.pull(idx, param.data(), priority=-idx)
                 else:
-                    buffer = cast(param.grad(), bound)
+                    buffer = cast(param.grad(), given.shape)
                     kv.push(idx, buffer / BATCH, priority=-idx)
                     kv.pull(idx, buffer, priority=-idx)
                     param.grad()[:] = buffer.astype("float32")
@@ -103,8 +99,11 @@ def train(given: argparse.Namespace, net: Any, kv: Any, trainer: Any, bound: flo
     return step
 
 
-def cast(array: Any, bound: float) -> Any:
-    """Return a tensor as float16 if it is small, as cnn_mpq.py does."""
+def cast(array: Any, shape: str) -> Any:
+    """Return a tensor as cnn_fp16.py and cnn_mpq.py send it: all, or small ones, as float16."""
+    if shape == "cnn_fp16":
+        return array.astype("float16")
+    bound = int(os.getenv("MXNET_KVSTORE_SIZE_LOWER_BOUND", "200000")) if shape == "cnn_mpq" else 0
     return array if array.size > bound else array.astype("float16")
 
 

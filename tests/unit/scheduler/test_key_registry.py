@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.asynchronous.blocks import Owners
 from netstorm.kvstore.forms import ChunkLayout
 from netstorm.protocol import messages as m
 from netstorm.protocol.codecs import FACTORS, ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
@@ -110,6 +112,15 @@ def test_keys_are_aligned_do_not_overlap_and_waste_less_than_a_value_each(kinds,
         small = end < chunk_size * 4
         assert grant.first_slot == (index if small else grant.offset // (chunk_size * 4))
     assert registry.total_bytes == end
+
+
+def test_keys_of_a_small_model_are_spread_over_owners_and_roots():
+    """GeoMX's network on digits, 61 KB, which fits into one chunk."""
+    shapes = [(6, 1, 3, 3), (6,), (16, 6, 3, 3), (16,), (120, 64), (120,), (84, 120), (84,), (10, 84), (10,)]
+    registry = KeyRegistry(ChunkSizes(262_144, 524_288, 256))
+    slots = [registry.register(0, key(f"k{index}", shape)).first_slot for index, shape in enumerate(shapes)]
+    owners = Owners((1, 1, 1, 1))
+    assert Counter(owners.of_slot(slot) for slot in slots) == {0: 3, 1: 3, 2: 2, 3: 2}
 
 
 def test_chunks_of_large_keys_grow_where_they_may():
