@@ -24,7 +24,16 @@ from netstorm.topology.policy import MAX_DETOURS, MAX_EXPLORERS, Detour, Policy
 from netstorm.topology.resources import Floats, Resources, pair_loads
 from netstorm.topology.tree import CHUNK_BYTES, Tree
 
-__all__ = ["Path", "auxiliary_paths", "delivery", "detours", "hops_of", "link_delays", "with_detours"]
+__all__ = [
+    "Path",
+    "auxiliary_paths",
+    "delivery",
+    "detours",
+    "hops_of",
+    "link_delays",
+    "with_auxiliary_set",
+    "with_detours",
+]
 
 
 _BUSY: Final = 0.5
@@ -264,6 +273,28 @@ def auxiliary_paths(
         used[before[sources, targets], targets] = True
         left[used] = np.inf
     return {pair: tuple(paths) for pair, paths in found.items()}
+
+
+_BY_RATE: Final = 10**12
+"""Bytes of a chunk whose delay is as good as the paper's 1/rate: latencies only decide between equal ones."""
+
+
+def with_auxiliary_set(network: Network, policy: Policy) -> Policy:
+    """Return a policy with the paths of Algorithm 3 around each hop, the fastest first: the paper's H_aux
+    without the hop itself. They may lead over links of other trees.
+    """
+    paths = auxiliary_paths(network, chunk_bytes=_BY_RATE)
+    found = [
+        Detour(
+            path=tuple(map(int, path)),
+            links=tuple(
+                (round(network.throughput(*ends), 1), network.link(*ends).latency) for ends in pairwise(path)
+            ),
+        )
+        for hop in hops_of(policy.trees)
+        for path in [path for path in paths[hop] if len(path) > 2][:MAX_EXPLORERS]
+    ]
+    return msgspec.structs.replace(policy, detours=tuple(found))
 
 
 def detours(

@@ -244,6 +244,22 @@ def test_a_move_smaller_than_the_threshold_is_not_looked_at():
     assert job.asked == []
 
 
+def test_with_an_update_rate_of_zero_a_policy_is_taken_every_update_time_whatever_it_gains():
+    job = Scheduled(
+        mesh(5, seed=3), known=True, error=0.1, update_rate=0.0, freeze_roots=True, topology="fapt"
+    )
+    before = job.policy
+    job.run(60)
+    taken = [at for at, _ in job.installed]
+    assert len(taken) >= 5
+    assert min(later - at for at, later in pairwise(taken)) >= 5.0
+    for _, policy in job.installed:
+        assert policy.weights == before.weights
+        assert not policy.takes_over
+    job.run(60, reports=False)
+    assert len(job.installed) <= len(taken) + 1
+
+
 @pytest.mark.parametrize("error", [0.05, 0.1])
 def test_noise_of_the_size_of_the_error_never_changes_a_policy(error):
     job = Scheduled(mesh(5, seed=3), error=error)

@@ -28,7 +28,7 @@ def network_file(folder: Path, *rates: str) -> str:
         (("30Mbit", "30Mbit", "155Mbit"), {}, 16_384),
         (("14Mbit", "13Mbit", "2Mbit"), {}, 8_192),
         (("1Mbit", "2Mbit", "3Mbit"), {}, 8_192),
-        (("1Mbit", "2Mbit", "3Mbit"), {"PROBE_CHUNK_SIZE": "16384"}, 16_384),
+        (("1Mbit", "2Mbit", "3Mbit"), {"PROBE_CHUNK_SIZE": "64KiB"}, 16_384),
     ],
     ids=["fast", "slower", "slow", "very slow", "but measuring"],
 )
