@@ -508,7 +508,8 @@ class PaperSettings:
         "spare",
         "",
         "where auxiliary paths lead; spare: around the busiest hops, over what the trees leave unused, and "
-        "over links to measure; paper: around every hop, the paths of the paper's Algorithm 3",
+        "over links to measure; paper: around every hop, the paths of the paper's Algorithm 3; the same on "
+        "all nodes",
     )
     explore_share: float = setting(
         "NETSTORM_EXPLORE_SHARE",

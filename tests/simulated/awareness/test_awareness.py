@@ -153,3 +153,32 @@ def test_exploration_shows_nearly_all_links_that_one_tree_does_not_use_and_witho
         seen[auxiliary] = len(known.collector.measured) / len(network.links)
     assert seen[True] >= 0.95
     assert seen[False] <= 0.7  # the avalanche effect: what no tree uses nobody measures
+
+
+def test_a_job_with_the_papers_preset_follows_a_network_and_sends_chunks_over_algorithm_3s_paths():
+    network = mesh(6, seed=4)
+    changes = tuple(
+        Change(at=8.0, source=link.source, target=link.target, rate=9e6) for link in network.links[::3]
+    )
+    cluster = SimulatedCluster(
+        6,
+        network=replace(network, changes=changes),
+        seed=3,
+        sync_clocks=True,
+        preset="paper",
+        awareness=True,
+        update_time_s=2.0,
+        chunk_size=2048,
+    ).join()
+    first = cluster.scheduler.machine.policy
+    while cluster.now < 14.0:
+        rounds(cluster, 1, 100_000)
+        cluster.run_for(1.5)
+    policy = cluster.scheduler.machine.policy
+    assert policy.version >= 2
+    assert policy.trees != first.trees
+    assert [tree.root for tree in policy.trees] == [tree.root for tree in first.trees]
+    assert policy.weights == first.weights
+    assert policy.detours
+    assert not any(detour.explore for detour in policy.detours)
+    assert sum(node.machine.counters.snapshot().get("detoured", 0) for node in cluster.nodes) > 0
