@@ -128,7 +128,14 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
             with_s, detoured = without_s, 0
             if policy.detours:
                 with_s, detoured = rounds(
-                    network, policy, options.size, options.chunk, options.rounds, aux_rule=rule
+                    network,
+                    policy,
+                    options.size,
+                    options.chunk,
+                    options.rounds,
+                    aux_rule=rule,
+                    primary_busy_bound=options.bounds[0],
+                    auxiliary_queue_length=options.bounds[1],
                 )
             row[rule] = {"seconds": round(with_s, 6), "gain": round(without_s / with_s - 1, 4)}
             row[rule]["chunks_detoured"] = detoured
@@ -209,6 +216,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="what auxiliary paths gain on static networks")
     parser.add_argument("--grid", action="store_true", help="vary the bounds of the queue rule")
     parser.add_argument("--everywhere", action="store_true", help="offer all detours of all hops")
+    parser.add_argument(
+        "--bounds",
+        type=lambda text: tuple(map(int, text.split(","))),
+        default=(2, 1),
+        metavar="BUSY,LENGTH",
+        help="of the queue rule: PRIMARY_BUSY_BOUND,AUXILIARY_QUEUE_LENGTH; default 2,1",
+    )
     parser.add_argument("--schemes", type=lambda text: text.split(","), default=list(SCHEMES))
     parser.add_argument("--size", type=amount, default=20_000_000, help="of the tensor, such as 20MB")
     parser.add_argument("--chunk", type=amount, default=262_144)
@@ -227,6 +241,7 @@ def main() -> None:
             "chunk_bytes": options.chunk,
             "rounds": options.rounds,
             "seed": options.seed,
+            "bounds": options.bounds,
             "everywhere": options.everywhere,
         }
         options.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")

@@ -37,6 +37,9 @@ _STAGES: Final = {
 }
 """The paper's three: trees alone, trees that follow the network, auxiliary paths beside them."""
 
+_PAPER: Final = "paper-"
+"""Before a stage: as the paper has it, and not with our rules (`NETSTORM_PRESET`)."""
+
 KNOWLEDGE: Final = ("rates", "links", "nothing")
 """Of the network, at the start of a job: all of the file; which pairs it joins; not even that."""
 
@@ -57,6 +60,7 @@ NAMES: Final = (
     "netstorm-lite",
     "netstorm-std",
     "netstorm-pro",
+    *(f"netstorm-paper-{stage}" for stage in ("lite", "std", "pro")),
     TORCH_GLOO,
     TORCH_NETSTORM,
 )
@@ -140,8 +144,10 @@ def _enter(name: str, entry: Entry) -> Entrant:
         job = _netstorm(name, "packing", entry, variables)
         return Entrant(name=name, systems=(TorchDDP(kind=TORCH_NETSTORM, job=job),))
     stage = system.removeprefix("netstorm-")
+    preset = {"NETSTORM_PRESET": "paper"} if stage.startswith(_PAPER) else {}
+    stage = stage.removeprefix(_PAPER)
     job = (
-        _netstorm(name, "fapt", entry, {**_STAGES[stage], **variables})
+        _netstorm(name, "fapt", entry, {**preset, **_STAGES[stage], **variables})
         if stage in _STAGES
         else _netstorm(name, stage, entry, variables)
     )

@@ -1013,7 +1013,7 @@ def time_server_rank(policy: Policy, rank: int) -> int | None:
     """Return which rank to ask for the time; None: the scheduler, which every root asks.
 
     A rank has a parent in each tree. All ranks ask their parent in the tree with the largest share, so no two
-    ranks ask each other in a circle (arXiv 2404.11352 §VI, Fig. 5).
+    ranks ask each other in a circle (arXiv 2404.11352 §V, Fig. 5).
     """
     if any(tree.root == rank for tree in policy.trees):
         return None

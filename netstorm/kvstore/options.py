@@ -18,7 +18,7 @@ _LARGEST_BOUND: Final = 0.99
 """For gradients all of which may be late, as with DMLC_K=0: something must count."""
 
 _ELEMENT: Final = 4
-"""Bytes of a float32: PROBE_CHUNK_SIZE counts elements, a link bytes."""
+"""Bytes of a float32: CHUNK_SIZE counts elements, a link bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +131,9 @@ def meter_options(settings: Settings) -> MeterOptions | None:
     """Return how the settings ask for links to be measured; None: not at all."""
     if not settings.awareness:
         return None
-    elements = settings.probe_chunk_size or settings.chunk_size // 4
     return MeterOptions(
         estimator=settings.estimator,
-        chunk_bytes=max(1, elements * _ELEMENT),
+        chunk_bytes=max(1, settings.probe_chunk_size or settings.chunk_size // 4 * _ELEMENT),
         chunks=settings.probe_chunk_num,
     )
 

@@ -742,7 +742,7 @@ class Estimate:
 # The paper's estimator of a link's rate: the mean over the last chunks.
 #
 # The estimate is the mean of size / (arrival - sent_at) over `PROBE_CHUNK_NUM` chunks of at least
-# `PROBE_CHUNK_SIZE` elements [1]_. It needs synchronised clocks. It counts the latency as transfer time and,
+# `PROBE_CHUNK_SIZE` bytes [1]_. It needs synchronised clocks. It counts the latency as transfer time and,
 # where several chunks are in flight, also the time that a chunk waits behind those before it.
 #
 # References:

@@ -424,7 +424,7 @@ class PacketKey:
 
 # Which server a node asks for the time.
 #
-# It is always the scheduler or, as in the paper (arXiv 2404.11352 §VI), the parent in a tree; roots ask the
+# It is always the scheduler or, as in the paper (arXiv 2404.11352 §V), the parent in a tree; roots ask the
 # scheduler. A parent may not have opened its port, or may be behind a firewall that drops UDP. A node that
 # gets no answer asks the scheduler, and tries the parent again later.
 

@@ -17,7 +17,7 @@ from netstorm.protocol.codecs import SLOT_ELEMENT_BYTES, ChunkSizes
 from netstorm.scheduler.awareness import Collector, NetworkEstimate, largest_change, throughputs
 from netstorm.scheduler.options import chunk_sizes
 from netstorm.scheduler.rounds import KeyRegistry
-from netstorm.settings import Settings
+from netstorm.settings import AuxSearch, Settings
 from netstorm.topology.files import load_network, tensors_of
 from netstorm.topology.form import form_with_options
 from netstorm.topology.network import RATE, Link, Network, Node, Rank, Routing
@@ -192,6 +192,7 @@ class PolicySettings:
     """Policies have auxiliary paths."""
     explore: bool = False
     """Some auxiliary paths lead over links that have not been measured."""
+    aux_search: AuxSearch = "spare"
 
     def options(
         self,
@@ -213,6 +214,7 @@ class PolicySettings:
             auxiliary=self.auxiliary,
             unmeasured=tuple(unmeasured),
             measured=tuple(measured),
+            aux_search=self.aux_search,
             seed=self.seed,
         )
 
@@ -290,6 +292,8 @@ class FormationRequest(msgspec.Struct, frozen=True, kw_only=True):
     in_force: Policy
     frozen: Policy | None = None
     """Keep the roots of this policy and their shares."""
+    judged: bool = True
+    """If not, the policy is taken whatever is predicted: UPDATE_RATE=0."""
 
     @classmethod
     def of(
@@ -301,8 +305,11 @@ class FormationRequest(msgspec.Struct, frozen=True, kw_only=True):
         options: Options,
         in_force: Policy,
         frozen: Policy | None = None,
+        judged: bool = True,
     ) -> FormationRequest:
-        """Ask for a policy for a network estimate; `frozen`: keep the roots of this policy."""
+        """Ask for a policy for a network estimate; `frozen`: keep the roots of this policy; `judged`: take it
+        only if it is better.
+        """
         network = estimate.network
         return cls(
             number=number,
@@ -315,6 +322,7 @@ class FormationRequest(msgspec.Struct, frozen=True, kw_only=True):
             options=options,
             in_force=in_force,
             frozen=frozen,
+            judged=judged,
         )
 
     def network(self) -> Network:
@@ -444,6 +452,7 @@ def initial_assumptions(settings: Settings) -> InitialAssumptions:
             freeze_roots=settings.freeze_roots,
             auxiliary=settings.aux_path,
             explore=settings.aux_path and settings.awareness,
+            aux_search=settings.aux_search,
         ),
         workload=Workload(tensors, elements * SLOT_ELEMENT_BYTES),
         chunks=chunks,
@@ -469,7 +478,10 @@ def _chunks_for(network: Network, settings: Settings) -> ChunkSizes | None:
     if settings.source("chunk_size") != "default":
         return None
     sizes = chunk_sizes(settings)
-    size, least = sizes.smallest, max(sizes.smallest // _LEAST_PART, settings.probe_chunk_size)
+    size, least = (
+        sizes.smallest,
+        max(sizes.smallest // _LEAST_PART, -(-settings.probe_chunk_size // SLOT_ELEMENT_BYTES)),
+    )
     typical = statistics.median(link.rate for link in network.links)
     while size // 2 >= least and 8 * SLOT_ELEMENT_BYTES * size > _CHUNK_S * typical:
         size //= 2
@@ -762,8 +774,11 @@ class Adaptation:
         found = result.policy
         if found is None:
             self.reason += f"; no new policy: {result.problem}"
-            self._schedule.came_to(something=False)
+            self._schedule.came_to(something=not asked.judged)
             return None
+        if not asked.judged:
+            self._schedule.came_to(something=True)
+            return self._next(found, policy)
         if result.only_detours:
             self.reason += "; the same trees, other auxiliary paths"
             return self._next(found, policy)
@@ -805,6 +820,7 @@ class Adaptation:
             ),
             in_force=policy,
             frozen=self._frozen,
+            judged=self._settings.update_rate > 0.0,
         )
 
     def _next(self, found: Policy, policy: Policy) -> Policy:
@@ -817,6 +833,10 @@ class Adaptation:
         if estimate.routed != self._routed and self._schedule.allows(now, large=True):
             every = len(estimate.routed) + len(estimate.network.links)
             return f"by latencies, {len(estimate.routed)} of {every} pairs of nodes are routes over others"
+        rate = self._settings.update_rate
+        if rate == 0.0:  # the paper's: every UPDATE_TIME, whether a change is significant or not (§VIII-B)
+            due = self._collector.reports > self._reports and self._schedule.allows(now, large=False)
+            return f"every {format_duration(self._settings.update_time_s)}" if due else ""
         if self._planned is None:
             may = self._schedule.allows_first(now) or self._routed
             return self._measured_enough(estimate, policy, now) if may else ""
@@ -827,7 +847,6 @@ class Adaptation:
             )
         if self._collector.reports == self._reports:
             return ""
-        rate = self._settings.update_rate
         change, what = largest_change(self._planned, estimate, rate, workload.chunk_bytes)
         large = change > math.log1p(_LARGE * rate)
         return what if self._schedule.allows(now, large=large) else ""

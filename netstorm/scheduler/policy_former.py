@@ -61,6 +61,8 @@ def _form(request: FormationRequest) -> FormationResult:
         if _relief_paths(policy) == _relief_paths(in_force):
             return FormationResult(number=request.number, problem="it is the one in force")
         return FormationResult(number=request.number, policy=policy, only_detours=True)
+    if not request.judged:
+        return FormationResult(number=request.number, policy=policy)
     seconds = expected_policy(network, policy, options)
     if not tree_pairs(in_force) <= set(network.pairs()):
         return FormationResult(number=request.number, policy=policy, seconds=seconds, seconds_before=math.inf)

@@ -8,7 +8,7 @@ Names that users of MXNet's ps-lite know are kept (`DMLC_*`, `PS_*`), and so are
 (arXiv 2404.11352); all others begin with `NETSTORM_`.
 """
 
-from netstorm.settings.sections import JOB_WIDE, AuxRule, LogLevel, Role, TopologyName
+from netstorm.settings.sections import JOB_WIDE, AuxRule, AuxSearch, LogLevel, Role, TopologyName
 from netstorm.settings.values import (
     FOREIGN_VARIABLES,
     Settings,
@@ -24,6 +24,7 @@ __all__ = [
     "FOREIGN_VARIABLES",
     "JOB_WIDE",
     "AuxRule",
+    "AuxSearch",
     "LogLevel",
     "Role",
     "Settings",

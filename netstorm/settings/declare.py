@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-Source: TypeAlias = Literal["default", "environment", "argument"]
+Source: TypeAlias = Literal["default", "preset", "environment", "argument"]
 """Where a value came from."""
 
 T = TypeVar("T")

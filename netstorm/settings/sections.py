@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from netstorm.addresses import bracketed, split_host_port
 from netstorm.settings.declare import (
@@ -23,13 +23,17 @@ from netstorm.settings.declare import (
 __all__ = [
     "JOB_WIDE",
     "AuxRule",
+    "AuxSearch",
     "ClockSource",
     "LogLevel",
     "Role",
     "Sections",
     "SecurityMode",
     "TopologyName",
+    "completed",
     "conflicts",
+    "preset_values",
+    "with_num_nodes",
     "with_standbys",
 ]
 
@@ -41,6 +45,7 @@ Role: TypeAlias = Literal["worker", "scheduler", "server"]
 _HOSTS: Final = "DMLC_PS_ROOT_URI"
 _PORT: Final = "DMLC_PS_ROOT_PORT"
 _STANDBYS: Final = "NETSTORM_STANDBYS"
+_WORKERS: Final = "DMLC_NUM_WORKER"
 _DEFAULT_PORT: Final = "9091"
 
 
@@ -197,6 +202,15 @@ def with_standbys(environ: Mapping[str, str]) -> Mapping[str, str]:
     if own != port:
         found[_PORT] = own
     return found
+
+
+def with_num_nodes(environ: Mapping[str, str], preset: str) -> Mapping[str, str]:
+    """Return variables in which the paper's `NUM_NODES` is DMLC_NUM_WORKER, if a preset is set and that is
+    not: others call a number of hosts so.
+    """
+    if not preset or environ.get(_WORKERS) or not environ.get("NUM_NODES"):
+        return environ
+    return {**environ, _WORKERS: environ["NUM_NODES"]}
 
 
 def _host_and_port(entry: str, port: str) -> tuple[str, str]:
@@ -399,11 +413,21 @@ class PlanningSettings:
 
 AuxRule: TypeAlias = Literal["arrival", "queue"]
 
+AuxSearch: TypeAlias = Literal["spare", "paper"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PaperSettings:
     """Settings of the NetStorm paper (arXiv 2404.11352), with its names, and closely related ones."""
 
+    preset: str = setting(
+        "NETSTORM_PRESET",
+        words("(paper)?", "paper, or empty"),
+        "",
+        "",
+        "values for settings that are not given; paper: NetStorm as arXiv 2404.11352 describes it, with its "
+        "Table II; NUM_NODES is then another name of DMLC_NUM_WORKER; empty: the defaults",
+    )
     awareness: bool = setting(
         "ENABLE_AWARENESS",
         switch(),
@@ -413,15 +437,20 @@ class PaperSettings:
         "policy; not set: 1, but 0 if NETSTORM_NETWORK gives rates",
     )
     aux_path: bool = setting(
-        "ENABLE_AUX_PATH", switch(), True, "", "use auxiliary paths where the rates of links are known"
+        "ENABLE_AUX_PATH",
+        switch(),
+        True,
+        "",
+        "use auxiliary paths where the rates of links are known; with packing, which auto takes, they "
+        "measure links that no tree uses, and relieve none",
     )
     update_rate: float = setting(
         "UPDATE_RATE",
         ratio(),
         0.1,
         "ratio",
-        "smallest change of a link's rate, relative to the rate, for which a new policy is formed; 0: any "
-        "change that exceeds the measurement error",
+        "smallest change of a link's rate, relative to the rate, for which a new policy is formed; 0, as in "
+        "the paper: one is formed every UPDATE_TIME and taken, whatever has changed",
     )
     update_time_s: float = setting(
         "UPDATE_TIME",
@@ -473,6 +502,15 @@ class PaperSettings:
         "queue, the paper's: if more than PRIMARY_BUSY_BOUND chunks are on the link and fewer than "
         "AUXILIARY_QUEUE_LENGTH on the path",
     )
+    aux_search: AuxSearch = setting(
+        "NETSTORM_AUX_SEARCH",
+        one_of(*get_args(AuxSearch)),
+        "spare",
+        "",
+        "where auxiliary paths lead; spare: around the busiest hops, over what the trees leave unused, and "
+        "over links to measure; paper: around every hop, the paths of the paper's Algorithm 3; the same on "
+        "all nodes",
+    )
     explore_share: float = setting(
         "NETSTORM_EXPLORE_SHARE",
         ratio(),
@@ -483,11 +521,11 @@ class PaperSettings:
     )
     probe_chunk_size: int = setting(
         "PROBE_CHUNK_SIZE",
-        whole(0),
+        amount(0),
         0,
-        "elements",
-        "smallest chunk that counts as a measurement of a link, in float32 elements; 0: a quarter of "
-        "CHUNK_SIZE",
+        "bytes",
+        "smallest chunk that counts as a measurement of a link, in bytes: in elements, the paper's 2 million "
+        "would be twice its largest chunk; 0: a quarter of CHUNK_SIZE",
     )
     probe_chunk_num: int = setting(
         "PROBE_CHUNK_NUM", whole(1), 4, "chunks", "number of chunks in one measurement of a link"
@@ -670,6 +708,7 @@ JOB_WIDE: Final = (
     "chunk_size",
     "largest_chunk",
     "num_roots",
+    "preset",
     "topology",
     "hub",
     "tree_degree",
@@ -913,6 +952,53 @@ class Sections(
     """The fields of all sections. `Settings` adds how they are read and checked."""
 
 
+# NETSTORM_PRESET=paper: NetStorm as arXiv 2404.11352 describes it, §IV-VI, §VIII-B and Table II. What is not
+# here is the paper's at its default: NUM_ROOT_SERVERS=0 are as many roots as nodes, 9 of 9 in Table II.
+
+ELEMENT: Final = 4
+"""Bytes of a float32, in which the paper counts parameters."""
+
+_PAPER: Final[Mapping[str, str]] = {
+    "topology": "fapt",
+    "freeze_roots": "1",
+    "find_routes": "0",
+    "chunk_size": "1000000",
+    "primary_busy_bound": "2",
+    "auxiliary_queue_length": "1",
+    "probe_chunk_size": "2000000",
+    "probe_chunk_num": "4",
+    "update_time_s": "5",
+    "update_rate": "0",
+    "awareness": "1",
+    "aux_path": "1",
+    "aux_rule": "queue",
+    "aux_search": "paper",
+    "estimator": "paper",
+    "clock_source": "trees",
+    "largest_chunk": "1000000",
+}
+"""By attribute. PROBE_CHUNK_SIZE counts bytes: 2 million elements would be twice the largest chunk, so that
+nothing would be measured; and §IX-E recommends up to 4 million, which are the bytes of a whole chunk."""
+
+
+def preset_values(name: str) -> Mapping[str, str]:
+    """Return the values of a preset, by attribute; none if there is no such preset."""
+    return _PAPER if name == "paper" else {}
+
+
+def completed(values: dict[str, Any], from_preset: Container[str]) -> None:
+    """Fit the values that come from a preset to those that a user has given: chunks keep one size, half of
+    one measures a link, and trees that cannot be formed around given roots have others.
+    """
+    chunk_size, topology = values.get("chunk_size"), values.get("topology")
+    if "largest_chunk" in from_preset:
+        values["largest_chunk"] = chunk_size
+    if "probe_chunk_size" in from_preset and isinstance(chunk_size, int):
+        values["probe_chunk_size"] = ELEMENT * chunk_size // 2
+    if "freeze_roots" in from_preset and topology not in _FREEZABLE:
+        values["freeze_roots"] = False
+
+
 # Settings that are each allowed, but not together. A new check between two settings belongs here.
 
 _FREEZABLE: Final = ("fapt", "packing", "auto", "star")
@@ -953,10 +1039,10 @@ def conflicts(s: Sections) -> list[str]:
             f"NETSTORM_FREEZE_ROOTS=1 with NETSTORM_TOPOLOGY={s.topology}: expected "
             f"{', '.join(_FREEZABLE)}, for which other trees can be formed around the same roots"
         )
-    if s.probe_chunk_size > s.chunk_size:
+    if s.probe_chunk_size > ELEMENT * s.chunk_size:
         found.append(
-            f"PROBE_CHUNK_SIZE={s.probe_chunk_size}: expected at most CHUNK_SIZE={s.chunk_size}, "
-            "or no chunk ever measures a link"
+            f"PROBE_CHUNK_SIZE={s.probe_chunk_size}: expected at most {ELEMENT * s.chunk_size} bytes, those "
+            f"of CHUNK_SIZE={s.chunk_size} elements of float32, or no chunk ever measures a link"
         )
     if 0 < s.largest_chunk < s.chunk_size:
         found.append(

@@ -13,7 +13,14 @@ from typing import Any, Final
 
 from netstorm.errors import UsageError
 from netstorm.settings.declare import Declaration, Source, not_allowed, raise_problems, unknown_name
-from netstorm.settings.sections import Sections, conflicts, with_standbys
+from netstorm.settings.sections import (
+    Sections,
+    completed,
+    conflicts,
+    preset_values,
+    with_num_nodes,
+    with_standbys,
+)
 
 __all__ = [
     "FOREIGN_VARIABLES",
@@ -62,22 +69,26 @@ class Settings(Sections):
             environ: variables; this process's if None. An empty variable counts as not set, because scripts
                 export empty ones.
             overrides: values by attribute, typed or as text; they win over variables. None means not given.
+                What is not given either way is as NETSTORM_PRESET says.
 
         Raises:
             SettingsError: names every wrong value, where it came from and what is allowed.
         """
         environ = with_standbys(os.environ if environ is None else environ)
         known = declarations()
+        preset = str(_given("preset", known["preset"], environ, overrides, {})[0])
+        environ = with_num_nodes(environ, preset)
         problems = [unknown_name("argument", name, known) for name in overrides if name not in known]
         values: dict[str, Any] = {}
         sources: dict[str, Source] = {}
         for name, declaration in known.items():
-            given, sources[name] = _given(name, declaration, environ, overrides)
+            given, sources[name] = _given(name, declaration, environ, overrides, preset_values(preset))
             try:
                 values[name] = declaration.kind.read(given)
             except ValueError:
                 problems.append(not_allowed(name, declaration, given, sources[name]))
         raise_problems(problems)
+        completed(values, {name for name, source in sources.items() if source == "preset"})
         for problem in unknown_variables(environ):
             _logger.warning("%s", problem)
         return cls(**values, sources=sources)
@@ -95,10 +106,11 @@ class Settings(Sections):
 
     def as_variables(self) -> dict[str, str]:
         """Return the variables that give another process these settings, without defaults."""
+        preset = preset_values(self.preset)
         return {
             declaration.variable: declaration.kind.write(getattr(self, name))
             for name, declaration in declarations().items()
-            if getattr(self, name) != declaration.default
+            if getattr(self, name) != declaration.default or name in preset
         }
 
 
@@ -177,12 +189,17 @@ def _is_misspelled(name: str, known: Iterable[str]) -> bool:
 
 
 def _given(
-    name: str, declaration: Declaration, environ: Mapping[str, str], overrides: Mapping[str, object]
+    name: str,
+    declaration: Declaration,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, object],
+    preset: Mapping[str, str],
 ) -> tuple[object, Source]:
     if overrides.get(name) is not None:
         return overrides[name], "argument"
-    text = environ.get(declaration.variable, "").strip()
-    return (text, "environment") if text else (declaration.default, "default")
+    if text := environ.get(declaration.variable, "").strip():
+        return text, "environment"
+    return (preset[name], "preset") if name in preset else (declaration.default, "default")
 
 
 # The environment of child processes, and the variables of other programs that NetStorm reads.
@@ -311,5 +328,10 @@ def notes(settings: Settings, environ: Iterable[str] | None = None) -> list[str]
     if settings.num_servers:
         found.append(
             f"DMLC_NUM_SERVER={settings.num_servers} is ignored: there are no servers, every node aggregates"
+        )
+    if settings.preset:
+        found.append(
+            f"NETSTORM_PRESET={settings.preset}: values from the preset are those of arXiv 2404.11352; "
+            "whatever is given wins"
         )
     return found

@@ -102,8 +102,10 @@ def with_auxiliary_paths(network: Network, policy: Policy, options: Options) -> 
     """Return a policy with detours, if the options ask for auxiliary paths."""
     if not options.auxiliary or network.size < 3:  # a detour has three ranks
         return policy
-    from netstorm.topology.detours import with_detours
+    from netstorm.topology.detours import with_auxiliary_set, with_detours
 
+    if options.aux_search == "paper":
+        return with_auxiliary_set(network, policy)
     return with_detours(
         network,
         policy,

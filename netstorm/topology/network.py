@@ -10,9 +10,12 @@ import re
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NewType, TypeAlias
+from typing import TYPE_CHECKING, Final, NewType, TypeAlias
 
 from netstorm.errors import Unreachable, UsageError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = [
     "FAMILIES",
@@ -127,6 +130,19 @@ class Network:
     def linked_pairs(self) -> tuple[tuple[Rank, Rank], ...]:
         """Return all (source, target) that a link joins."""
         return tuple((link.source, link.target) for link in self.links)
+
+    def graph(self) -> nx.DiGraph[Rank]:
+        """Return the links as a networkx graph: nodes have `site`, `egress` and `ingress`; edges have `rate`,
+        `latency` and `loss`. It may be changed; the network stays as it is.
+        """
+        import networkx as nx  # noqa: PLC0415 - 0.2 s of a processor, which few processes need
+
+        graph: nx.DiGraph[Rank] = nx.DiGraph()
+        for node in self.nodes:
+            graph.add_node(node.rank, site=node.site, egress=node.egress, ingress=node.ingress)
+        for link in self.links:
+            graph.add_edge(link.source, link.target, rate=link.rate, latency=link.latency, loss=link.loss)
+        return graph
 
     def route(self, source: Rank, target: Rank) -> tuple[Link, ...]:
         """Return the links that data from `source` to `target` passes: one in an overlay.

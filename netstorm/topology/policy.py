@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -41,7 +41,7 @@ MAX_DETOURS: Final = 2
 """Most detours of a tree hop: a third path is rarely disjoint, and rarely faster than waiting."""
 
 MAX_EXPLORERS: Final = 16
-"""Most detours of a tree hop for measuring links. They take turns."""
+"""Most detours of a tree hop for measuring links, which take turns; and most of any kind in a policy."""
 
 
 class Detour(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -310,11 +310,10 @@ def _check_detours(policy: Policy) -> None:
             )
         kind = (*ends, detour.explore)
         count[kind] = count.get(kind, 0) + 1
-        most = MAX_EXPLORERS if detour.explore else MAX_DETOURS
-        if count[kind] > most:
+        if count[kind] > MAX_EXPLORERS:
             raise UsageError(
-                f"policy {policy.version} has more than {most} detours of a kind from rank {ends[0]} to "
-                f"{ends[1]}: too many"
+                f"policy {policy.version} has more than {MAX_EXPLORERS} detours of a kind from rank "
+                f"{ends[0]} to {ends[1]}: too many"
             )
 
 
@@ -466,6 +465,8 @@ class Options:
     """
     measured: tuple[tuple[int, int], ...] = ()
     """Those of `unmeasured` that were measured before: to measure them again is not urgent."""
+    aux_search: Literal["spare", "paper"] = "spare"
+    """With `auxiliary`: detours over what trees leave unused, or those of the paper's Algorithm 3."""
     seed: int = 0
     """Seed of random searches: the same seed gives the same policy."""
 

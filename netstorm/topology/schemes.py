@@ -226,15 +226,24 @@ def mst(network: Network, *, chunk_bytes: int = CHUNK_BYTES) -> Forest:
     References:
         .. [1] Zhou et al., TSEngine, IEEE TNSM 18(4), 2021; as in arXiv 2404.11352 §IX-B.
     """
+    import networkx as nx  # noqa: PLC0415 - 0.2 s of a processor, which few processes need
+
     rates: dict[tuple[int, int], float] = {pair: network.throughput(*pair) for pair in network.linked_pairs()}
     slower = {
         (source, target): min(rate, rates[target, source])
         for (source, target), rate in rates.items()
         if (target, source) in rates
     }
-    parents = _widest(network.size, slower, 0)
-    if -1 not in parents[1:]:
-        trees = [Tree.undirected(root, _rooted(parents, root)) for root in network.ranks]
+    edges: nx.Graph[int] = nx.Graph()
+    edges.add_nodes_from(network.ranks)
+    edges.add_weighted_edges_from((*pair, rate) for pair, rate in slower.items())  # in order: it breaks ties
+    widest = nx.maximum_spanning_tree(edges)
+    if widest.number_of_edges() == network.size - 1:
+        above = [dict(nx.bfs_predecessors(widest, root)) for root in network.ranks]
+        trees = [
+            Tree.undirected(root, tuple(above[root].get(rank, -1) for rank in network.ranks))
+            for root in network.ranks
+        ]
     else:
         backwards = {(target, source): rate for (source, target), rate in rates.items()}
         trees = [_one_way(network.size, rates, backwards, root) for root in network.ranks]
@@ -250,7 +259,10 @@ def mst(network: Network, *, chunk_bytes: int = CHUNK_BYTES) -> Forest:
 
 
 def _widest(size: int, rates: Mapping[tuple[int, int], float], root: int) -> list[int]:
-    """Return parents towards `root`, Prim's way: always the fastest pair from a placed rank (-1: none)."""
+    """Return parents towards `root`, Prim's way: always the fastest pair from a placed rank (-1: none).
+
+    networkx has no spanning tree of links that lead one way whose slowest edge is fastest.
+    """
     out: list[list[tuple[int, float]]] = [[] for _ in range(size)]
     for (source, target), rate in sorted(rates.items()):
         out[source].append((target, rate))
@@ -267,15 +279,6 @@ def _widest(size: int, rates: Mapping[tuple[int, int], float], root: int) -> lis
             break
         waiting.remove(node)
     return parents
-
-
-def _rooted(parents: Sequence[int], root: int) -> tuple[int, ...]:
-    """Return the parents of the same tree, hung up at another rank."""
-    turned = list(parents)
-    above, here = -1, root
-    while here >= 0:
-        turned[here], above, here = above, here, turned[here]
-    return tuple(turned)
 
 
 def _one_way(

@@ -313,6 +313,10 @@ def _slowest(
 
 
 # Shortest-path trees: Dijkstra, with a cost of two parts that breaks ties between equal paths.
+#
+# Not networkx's: it takes as long (2.1 s of a processor for both trees of each of 128 ranks in a mesh, and
+# this 2.2; 1 ms for those of 9 either way), its costs are single numbers, which cannot compare delays exactly
+# and then hops, and to import it takes 0.2 s more than a job needs that starts with FAPTs.
 
 
 class Adjacency(NamedTuple):

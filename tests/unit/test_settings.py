@@ -180,7 +180,7 @@ def test_settings_made_without_the_environment_are_checked_too(value):
             {"NUM_ROOT_SERVERS": "3", "DMLC_NUM_WORKER": "2"},
             "NUM_ROOT_SERVERS=3: expected at most one root a node",
         ),
-        ({"PROBE_CHUNK_SIZE": "32769"}, "PROBE_CHUNK_SIZE=32769: expected at most CHUNK_SIZE=32768"),
+        ({"PROBE_CHUNK_SIZE": "131073"}, "PROBE_CHUNK_SIZE=131073: expected at most 131072 bytes"),
         ({"NETSTORM_MAX_MESSAGE": "200000"}, "NETSTORM_MAX_MESSAGE=200000: expected at least 262144 bytes"),
     ],
 )
@@ -275,6 +275,27 @@ def test_a_change_changes_nothing_else_and_keeps_where_the_rest_came_from(settin
     for name in declarations().keys() - {"chunk_size"}:
         assert getattr(changed, name) == getattr(original, name)
         assert changed.source(name) == original.source(name)
+
+
+def test_the_papers_preset_is_its_table_and_what_a_user_gives_wins():
+    paper = Settings.from_environment({"NETSTORM_PRESET": "paper", "NUM_NODES": "9"})
+    assert (paper.num_workers, paper.num_roots, paper.chunk_size) == (9, 0, 1_000_000)
+    assert (paper.primary_busy_bound, paper.auxiliary_queue_length, paper.update_time_s) == (2, 1, 5)
+    assert (paper.probe_chunk_size, paper.probe_chunk_num, paper.update_rate) == (2_000_000, 4, 0)
+    assert (paper.topology, paper.freeze_roots, paper.source("topology")) == ("fapt", True, "preset")
+    assert "paper" in notes(paper, {})[0]
+    given = {"NETSTORM_PRESET": "paper", "CHUNK_SIZE": "32768", "NETSTORM_TOPOLOGY": "mst"}
+    mine = Settings.from_environment(given, update_rate=0.1, num_workers=2)
+    assert (mine.chunk_size, mine.largest_chunk, mine.probe_chunk_size) == (32_768, 32_768, 65_536)
+    assert (mine.topology, mine.freeze_roots, mine.update_rate) == ("mst", False, 0.1)
+    assert Settings.from_environment(mine.as_variables()) == mine
+    assert mine.changed(rank=1).source("estimator") == "preset"
+    assert Settings.from_environment({"NUM_NODES": "9"}).num_workers == 1
+
+
+def test_the_papers_sizes_of_chunks_fit_each_other():
+    settings = Settings.from_environment({"CHUNK_SIZE": "1000000", "PROBE_CHUNK_SIZE": "2000000"})
+    assert (settings.chunk_size, settings.probe_chunk_size) == (1_000_000, 2_000_000)
 
 
 def test_a_wrong_change_is_refused():

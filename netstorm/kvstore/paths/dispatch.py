@@ -66,6 +66,9 @@ class AuxiliaryOptions:
     rule: AuxRule = "arrival"
     busy_bound: int = 2
     queue_length: int = 1
+    queue_of_path: bool = False
+    """The queue rule counts what was sent over a path (the paper's Fig. 7), and not what else is on its first
+    link."""
     explore_share: float = 0.01
 
     @classmethod
@@ -75,6 +78,7 @@ class AuxiliaryOptions:
             rule=settings.aux_rule,
             busy_bound=settings.primary_busy_bound,
             queue_length=settings.auxiliary_queue_length,
+            queue_of_path=settings.aux_search == "paper",
             explore_share=settings.explore_share,
         )
 
@@ -179,11 +183,12 @@ def queue_rule(primary: OutgoingLink, first: OutgoingLink, in_flight: int, optio
     """Return whether the next chunk takes a path by the paper's rule (arXiv 2404.11352 §VI-A).
 
     The link is busy if more than PRIMARY_BUSY_BOUND chunks are on it; the path is not, if fewer than
-    AUXILIARY_QUEUE_LENGTH are on its first link and on the path as a whole.
+    AUXILIARY_QUEUE_LENGTH are on its first link and on the path as a whole. With the paths of Algorithm 3,
+    only the path counts: trees of many roots leave no link idle.
     """
     return (
         primary.messages > options.busy_bound
-        and first.messages < options.queue_length
+        and (options.queue_of_path or first.messages < options.queue_length)
         and in_flight < options.queue_length
     )
 

@@ -227,7 +227,7 @@ def _with_own_ports(settings: Settings) -> Settings:
 # The cluster clock of a node's process: it asks a time server, and serves its children in the trees.
 #
 # With NETSTORM_CLOCK=trees a node asks its parent in a tree and answers its children, as in the paper
-# (arXiv 2404.11352 §VI, Fig. 5); otherwise each node asks the scheduler.
+# (arXiv 2404.11352 §V, Fig. 5); otherwise each node asks the scheduler.
 
 
 class ClusterClock:

@@ -313,9 +313,7 @@ def _on_the_map(network: Network) -> Floats:
 
 
 def _by_links(network: Network) -> Floats:
-    graph: nx.Graph[int] = nx.Graph()
-    graph.add_nodes_from(network.ranks)
-    graph.add_edges_from((link.source, link.target) for link in network.links)
+    graph = network.graph().to_undirected()
     dense = graph.number_of_edges() >= _DENSE * network.size * (network.size - 1) / 2
     found = nx.circular_layout(graph) if dense else nx.kamada_kawai_layout(graph)
     return np.array([found[rank] for rank in network.ranks])

@@ -188,3 +188,32 @@ def test_the_scheduler_sees_rounds_times_bytes_and_clocks_of_all_nodes():
     assert second.clock_offset_s == pytest.approx(0.051, abs=0.005)
     assert second.clock_drift == pytest.approx(5e-5, rel=0.01)
     cluster.finish()
+
+
+def test_a_job_with_the_papers_preset_follows_a_network_and_sends_chunks_over_algorithm_3s_paths():
+    network = mesh(6, seed=4)
+    changes = tuple(
+        Change(at=8.0, source=link.source, target=link.target, rate=9e6) for link in network.links[::3]
+    )
+    cluster = SimulatedCluster(
+        6,
+        network=replace(network, changes=changes),
+        seed=3,
+        sync_clocks=True,
+        preset="paper",
+        awareness=True,
+        update_time_s=2.0,
+        chunk_size=2048,
+    ).join()
+    first = cluster.scheduler.machine.policy
+    while cluster.now < 14.0:
+        rounds(cluster, 1, 100_000)
+        cluster.run_for(1.5)
+    policy = cluster.scheduler.machine.policy
+    assert policy.version >= 2
+    assert policy.trees != first.trees
+    assert [tree.root for tree in policy.trees] == [tree.root for tree in first.trees]
+    assert policy.weights == first.weights
+    assert policy.detours
+    assert not any(detour.explore for detour in policy.detours)
+    assert sum(node.machine.counters.snapshot().get("detoured", 0) for node in cluster.nodes) > 0

@@ -127,7 +127,7 @@ def test_nothing_is_measured_without_awareness():
 
 def test_chunks_below_the_probe_size_measure_nothing():
     small = {"nodes": 3, "chunk_size": 16_384, "largest_chunk": 16_384, "probe_chunk_num": 1}
-    whole = Reports("mesh", 1, probe_chunk_size=16_384, **small)
+    whole = Reports("mesh", 1, probe_chunk_size=65_536, **small)
     whole.cluster.join()
     a_chunk, less = np.ones(16_384, np.float32), np.ones(16_000, np.float32)
     for values, wanted in ((less, False), (a_chunk, True)):

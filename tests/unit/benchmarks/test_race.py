@@ -84,6 +84,15 @@ def test_the_papers_stages_differ_in_awareness_and_auxiliary_paths_alone(race, t
     assert {one["NETSTORM_TOPOLOGY"] for one in found} == {"fapt"}
 
 
+def test_the_papers_own_stages_have_its_preset(race, tmp_path):
+    names = [f"netstorm-paper-{stage}" for stage in ("lite", "std", "pro")]
+    found = [
+        one.systems[0].variables for one in race.entrants.enter(names, entry(race, tmp_path, line([1e6])))
+    ]
+    assert [one["ENABLE_AWARENESS"] + one["ENABLE_AUX_PATH"] for one in found] == ["00", "10", "11"]
+    assert {one["NETSTORM_PRESET"] for one in found} == {"paper"}
+
+
 def test_a_scheme_that_the_overlay_does_not_allow_runs_over_the_routes(race, tmp_path):
     network = line([1e6, 1e6])
     race.entrants.enter(["netstorm-ring", "netstorm-fapt"], entry(race, tmp_path, network))

@@ -253,6 +253,22 @@ def test_a_move_smaller_than_the_threshold_is_not_looked_at():
     assert job.asked == []
 
 
+def test_with_an_update_rate_of_zero_a_policy_is_taken_every_update_time_whatever_it_gains():
+    job = Scheduled(
+        mesh(5, seed=3), known=True, error=0.1, update_rate=0.0, freeze_roots=True, topology="fapt"
+    )
+    before = job.policy
+    job.run(60)
+    taken = [at for at, _ in job.installed]
+    assert len(taken) >= 5
+    assert min(later - at for at, later in pairwise(taken)) >= 5.0
+    for _, policy in job.installed:
+        assert policy.weights == before.weights
+        assert not policy.takes_over
+    job.run(60, reports=False)
+    assert len(job.installed) <= len(taken) + 1
+
+
 @pytest.mark.parametrize("error", [0.05, 0.1])
 def test_noise_of_the_size_of_the_error_never_changes_a_policy(error):
     job = Scheduled(mesh(5, seed=3), error=error)
@@ -417,7 +433,7 @@ def network_file(folder: Path, *rates: str) -> str:
         pytest.param((30, 30, 155), {}, 16_384, id="slower"),
         pytest.param((14, 13, 2), {}, 8_192, id="slow"),
         pytest.param((1, 2, 3), {}, 8_192, id="very slow"),
-        pytest.param((1, 2, 3), {"PROBE_CHUNK_SIZE": "16384"}, 16_384, id="but measuring"),
+        pytest.param((1, 2, 3), {"PROBE_CHUNK_SIZE": "64KiB"}, 16_384, id="but measuring"),
         pytest.param((1, 2, 3), {"CHUNK_SIZE": "32768"}, None, id="asked for"),
         pytest.param((1, 1, 1), {}, None, id="rates not known"),
     ],

@@ -74,6 +74,16 @@ def test_the_papers_algorithm_3_step_by_step_finds_the_same_paths(seed: int):
     assert {pair: list(found) for pair, found in paths.items() if found} == expected
 
 
+def test_a_policy_may_have_the_paths_of_algorithm_3_around_each_of_its_hops():
+    network = generate("mesh", 6, 2)
+    policy = form_policy(network, "fapt", auxiliary=True, aux_search="paper")
+    paths = auxiliary_paths(network, chunk_bytes=10**12)
+    expected = {path for hop in hops_of(policy.trees) for path in paths[hop] if len(path) > 2}
+    assert expected
+    assert {detour.path for detour in policy.detours} == expected
+    assert not any(detour.explore for detour in policy.detours)
+
+
 @given(networks(symmetric=None, capped=True, routing=None))
 def test_paths_of_a_pair_share_no_link_and_each_is_slower_than_the_one_before(network: Network):
     graph = graph_of(network)

@@ -37,6 +37,16 @@ def both_ways(*links: Link) -> tuple[Link, ...]:
 LINE = both_ways(link(0, 1, 100e6, 0.01, 0.1), link(1, 2, 20e6, 0.02, 0.5), link(2, 3, 50e6, 0.03))
 
 
+def test_a_network_is_a_graph_of_networkx_too():
+    network = generate("cloud", 4, 1)
+    found = network.graph()
+    assert list(found.nodes(data="egress")) == [(node.rank, node.egress) for node in network.nodes]
+    assert [(a, b, dict(edge)) for a, b, edge in found.edges(data=True)] == [
+        (one.source, one.target, {"rate": one.rate, "latency": one.latency, "loss": one.loss})
+        for one in network.links
+    ]
+
+
 def graph(network: Network) -> nx.DiGraph[int]:
     found: nx.DiGraph[int] = nx.DiGraph()
     found.add_nodes_from(network.ranks)
