@@ -19,11 +19,13 @@ if find_spec("torch") is not None:
 
 RULES = {"*.bias": "none", "first.*": {"type": "powersgd", "rank": 2}, "*": "int8"}
 
+BI_SPARSE: dict[str, Any] = {"type": "bsc", "size_lower_bound": 1}
+
 ROUNDED: dict[str, tuple[Any, float]] = {
     "none": ("none", 1e-6),
     "fp16": ("fp16", 1e-3),
     "bf16": ("bf16", 1e-2),
-    "mpq": ({"type": "mpq", "size_lower_bound": 10_000}, 1e-3),
+    "mpq": ({"type": "mpq", "momentum": 0, "size_lower_bound": 10_000}, 1e-3),
     "auto": ("auto", 1e-3),  # it may have chosen fp16
 }
 """With the largest error of what was applied, beside what is kept."""
@@ -34,7 +36,7 @@ FED_BACK: dict[str, tuple[Any, float]] = {
     "2bit": ({"type": "2bit", "threshold": 0.001}, 1e-5),
     "1bit": ("1bit", 1e-5),
     "topk": ("topk", 1e-5),
-    "bsc": ("bsc", 1e-5),
+    "bsc": (BI_SPARSE | {"momentum": 0}, 1e-5),
     "powersgd": ("powersgd", 1e-5),
     "rules": (RULES, 1e-5),
 }
@@ -74,7 +76,7 @@ def test_training_that_goes_on_from_a_checkpoint_has_the_same_bits(ranks):
 
 @pytest.mark.slow
 def test_training_under_each_codec_goes_on_from_a_checkpoint_with_the_same_bits(ranks):
-    codecs = ["int8", "1bit", {"type": "topk", "momentum": 0.9, "warmup": 4}, "bsc", "powersgd"]
+    codecs = ["int8", "1bit", {"type": "topk", "momentum": 0.9, "warmup": 4}, BI_SPARSE, "powersgd"]
     ranks.start(programs.resumed, 2, codecs=codecs)
     first, second = ranks.answers()
     assert first == second
@@ -188,7 +190,7 @@ def test_diloco_chooses_its_codec_alike_at_all_ranks(ranks):
 
 @pytest.mark.slow
 def test_diloco_has_every_codec(ranks):
-    codecs = ["none", "fp16", "bf16", {"type": "2bit", "threshold": 0.001}, "1bit", "topk", "bsc", "mpq"]
+    codecs = ["none", "fp16", "bf16", {"type": "2bit", "threshold": 0.001}, "1bit", "topk", BI_SPARSE, "mpq"]
     ranks.start(programs.outer_gradients, 2, codecs=codecs)
     first, second = ranks.answers()
     assert first == second
