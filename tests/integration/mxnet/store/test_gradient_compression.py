@@ -157,7 +157,7 @@ def test_every_codec_sums_right_on_the_average_and_gives_all_ranks_the_same_bits
     codecs = ["fp16", "bf16", "int8", "1bit", "topk", "bsc", "mpq", "powersgd"]
     more: dict[str, dict[str, float]] = {
         "topk": {"ratio": 0.25},
-        "bsc": {"ratio": 0.25},
+        "bsc": {"ratio": 0.25, "momentum": 0, "size_lower_bound": 1},
         "powersgd": {"rank": 12},
     }
     for place, name in enumerate(codecs):
