@@ -442,7 +442,7 @@ class PaperSettings:
         True,
         "",
         "use auxiliary paths where the rates of links are known; with packing, which auto takes, they "
-        "measure links that no tree uses, and relieve none",
+        "measure links that no tree uses, and relieve nearly none",
     )
     update_rate: float = setting(
         "UPDATE_RATE",
