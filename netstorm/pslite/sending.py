@@ -19,7 +19,15 @@ from netstorm.observe.trace import Delivery, Trace
 from netstorm.protocol.frames import Buffer, Checksum, Peer, checksum
 from netstorm.pslite.machine import URGENT, LinkState, Order
 
-__all__ = ["HostTraffic", "SendQueueItem", "SendingHalf", "TracedSendingHalf", "Window", "YieldingWindow"]
+__all__ = [
+    "HostTraffic",
+    "LinkTraffic",
+    "SendQueueItem",
+    "SendingHalf",
+    "TracedSendingHalf",
+    "Window",
+    "YieldingWindow",
+]
 
 
 class SendQueueItem:
@@ -542,7 +550,7 @@ class Window:
 
 
 # Jobs that share hosts, and have priorities (MLNET, section 3.3): a job's messages wait at their senders
-# while a job of higher priority sends from the same host.
+# while a job of higher priority sends from the same host to the same other one.
 
 _LEAST_SHARE: Final = 0.1
 """Part of a link's rate that a job has in any case, so that it goes on beside one that always sends."""
@@ -550,19 +558,22 @@ _LEAST_SHARE: Final = 0.1
 _LONGEST_HOLD_S: Final = 5.0
 """A message waits for no longer, however slow its link is taken to be."""
 
-_SLOWEST: Final = 125_000.0
-"""Bytes/s that a link is taken to have before anything was measured (1 Mbit/s)."""
+_UNKNOWN_S: Final = 0.02
+"""For how long a message is taken to occupy a link whose rate is not known yet."""
 
-_LOOK_S: Final = 0.005
-_TAKES_S: Final = (0.02, 1.0)
-"""For how long a message is taken to be under way: at least, and at most."""
+_LOOK_S: Final = 0.002
+_NEXT_S: Final = 0.005
+"""How soon a job's next message follows the one before, if it has more to send."""
+
+_LONGEST_TURN_S: Final = 1.0
+"""A message is taken to occupy a link for no longer."""
 
 _SMALL: Final = 4096
 """Bytes: smaller messages neither wait nor make others wait."""
 
 
-class HostTraffic(Protocol):
-    """What jobs with priorities know of each other's traffic on one host."""
+class LinkTraffic(Protocol):
+    """What jobs with priorities know of each other's traffic from one host to another."""
 
     def higher_s(self) -> float:
         """Return for how long jobs of higher priority will send, in s, as far as is known; 0: none sends."""
@@ -571,21 +582,29 @@ class HostTraffic(Protocol):
         """Tell jobs of lower priority that this one sends for so long."""
 
 
+class HostTraffic(Protocol):
+    """What jobs with priorities know of each other's traffic from one host."""
+
+    def towards(self, host: str) -> LinkTraffic:
+        """Return what they know of that to another host."""
+
+
 class YieldingWindow(Window):
-    """The window of a job with a priority: closed while a job of higher priority sends from this host."""
+    """The window of a job with a priority: closed while a job of higher priority uses the same link."""
 
-    __slots__ = ("_share_at", "_traffic")
+    __slots__ = ("_busy_until", "_share_at", "_traffic")
 
-    def __init__(self, traffic: HostTraffic, fixed_bytes: int = 0, *, shallow: bool = False) -> None:
+    def __init__(self, traffic: LinkTraffic, fixed_bytes: int = 0, *, shallow: bool = False) -> None:
         """See `Window`."""
         super().__init__(fixed_bytes, shallow=shallow)
         self._traffic: Final = traffic
+        self._busy_until = 0.0
+        """When all that was sent has left this host, by the rate of the link."""
         self._share_at = 0.0
         """When the link's least share allows the next message."""
 
     def allows(self, size: int, now: float) -> bool:
         """See `Window`."""
-        self.resume_at = math.inf
         if not super().allows(size, now):
             return False
         higher_s = self._traffic.higher_s() if size > _SMALL else 0.0
@@ -599,10 +618,11 @@ class YieldingWindow(Window):
         super().sent(message, now)
         if message.size <= _SMALL:
             return
-        rate = self.rate or _SLOWEST
-        self._share_at = now + min(message.size / (_LEAST_SHARE * rate), _LONGEST_HOLD_S)
-        least, most = _TAKES_S
-        self._traffic.sends(min(max(self.in_flight / rate + self.smooth_rtt_s, least), most))
+        rate = self.busy_rate or self.rate
+        turn_s = message.size / rate if rate else _UNKNOWN_S
+        self._share_at = now + min(turn_s / _LEAST_SHARE, _LONGEST_HOLD_S)
+        self._busy_until = max(now, self._busy_until) + min(turn_s, _LONGEST_TURN_S)
+        self._traffic.sends(min(self._busy_until - now, _LONGEST_TURN_S) + _NEXT_S)
 
 
 class TracedSendingHalf(SendingHalf):

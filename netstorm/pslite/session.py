@@ -150,8 +150,8 @@ class SessionContext(Protocol):
     def hello(self, session: Session, boot: int) -> m.Hello:
         """Return this process's Hello for the new connection of a session."""
 
-    def new_sending(self, peer: Peer) -> SendingHalf:
-        """Return the sending half of a new session."""
+    def new_sending(self, peer: Peer, host: str) -> SendingHalf:
+        """Return the sending half of a new session; `host`: the peer's, if it is opened here."""
 
     def contended(self, peer: Peer) -> bool:
         """Return whether other busy links may slow the link to `peer`."""
@@ -198,6 +198,7 @@ class Session(ABC):
         counters: LinkCounters,
         ordered: bool,
         state: SessionState,
+        host: str = "",
     ) -> None:
         self._context: Final = context
         self._limits: Final = context.limits
@@ -206,7 +207,7 @@ class Session(ABC):
         self.state = state
         self.connection: Connection | None = None
         self.incarnation: int | None = None
-        self.sending: Final = context.new_sending(peer)
+        self.sending: Final = context.new_sending(peer, host)
         self.receiving: Final = ReceivingHalf(ordered=ordered, held_bytes=context.held_bytes, peer=peer)
         self.counters: Final = counters
         self.reason = ""
@@ -367,6 +368,7 @@ class Session(ABC):
                 return
         if self.state is SessionState.UP:
             sending = self.sending
+            sending.window.resume_at = math.inf
             while sending.queue or sending.lost:
                 idle = not sending.unacknowledged
                 message = sending.next(now)
@@ -520,7 +522,9 @@ class OpenedSession(Session):
         host: str,
         port: int,
     ) -> None:
-        super().__init__(context, peer, identity, counters=counters, ordered=ordered, state=SessionState.IDLE)
+        super().__init__(
+            context, peer, identity, counters=counters, ordered=ordered, state=SessionState.IDLE, host=host
+        )
         self.host = host
         self.port = port
         self._to_open = False

@@ -252,13 +252,13 @@ class SessionTable:
             boot=boot,
         )
 
-    def new_sending(self, peer: Peer) -> SendingHalf:
+    def new_sending(self, peer: Peer, host: str) -> SendingHalf:
         """See `SessionContext`."""
         fixed, shallow = self.limits.window_bytes, self.limits.shallow_windows
         window = (
-            Window(fixed, shallow=shallow)
-            if self._traffic is None
-            else YieldingWindow(self._traffic, fixed, shallow=shallow)
+            YieldingWindow(self._traffic.towards(host), fixed, shallow=shallow)
+            if self._traffic is not None and host
+            else Window(fixed, shallow=shallow)
         )
 
         def acknowledged(message: SendQueueItem, now: float) -> None:

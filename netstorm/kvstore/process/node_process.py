@@ -31,7 +31,7 @@ from netstorm.protocol.frames import SCHEDULER, UNKNOWN
 from netstorm.protocol.messages import Measured, NodeStatus
 from netstorm.pslite.admission import log_if_plain, serves_others
 from netstorm.pslite.host_addresses import advertised_host, machine_number, resolve
-from netstorm.pslite.host_traffic import SharedHostTraffic
+from netstorm.pslite.host_traffic import SharedTraffic
 from netstorm.pslite.io_thread import Driver, start_driver
 from netstorm.pslite.sntp import Address
 from netstorm.pslite.sntp_socket import SntpClient, SntpServer, Watcher, packet_key
@@ -115,7 +115,7 @@ class NodeProcess:
             trace=self.trace,
             dscp=settings.dscp,
             unmarked=(scheduler, settings.scheduler_port),
-            traffic=SharedHostTraffic(settings.job_priority) if settings.job_priority else None,
+            traffic=SharedTraffic(settings.job_priority) if settings.job_priority else None,
         )
         self.node: Final = self.driver.machine
         if settings.rank <= 0:  # once a job

@@ -27,8 +27,8 @@ from netstorm.lab.simulation.process import (
     Datagrams,
     LocalClock,
     ProcessFactory,
-    SimulatedHostTraffic,
     SimulatedProcess,
+    SimulatedTraffic,
     host_of,
 )
 from netstorm.protocol.frames import SCHEDULER
@@ -460,6 +460,20 @@ class ClusterFaults:
 # Several jobs and their scheduler in one process, on virtual time; `cluster` does the same for one job.
 
 
+class _TrafficFrom:
+    """`HostTraffic` of a process of one of several jobs."""
+
+    def __init__(self, jobs: SimulatedJobs, host: str, priority: int) -> None:
+        self._jobs: Final = jobs
+        self._host: Final = host
+        self._priority: Final = priority
+
+    def towards(self, host: str) -> SimulatedTraffic:
+        """See `HostTraffic`."""
+        table = self._jobs.traffic_between(self._host, host)
+        return SimulatedTraffic(table, self._host, self._priority, self._jobs.timeline)
+
+
 class SimulatedJobs(Simulation):
     """A scheduler of several jobs, and their nodes.
 
@@ -499,8 +513,8 @@ class SimulatedJobs(Simulation):
         )
         self._started = 0
         self._places: Final = dict(hosts or {})
-        self._traffic: Final[dict[Rank | str, dict[str, tuple[int, float]]]] = {}
-        """By place: see `SimulatedHostTraffic`."""
+        self._traffic: Final[dict[tuple[Rank | str, Rank | str], dict[str, tuple[int, float]]]] = {}
+        """By places of both ends: see `SimulatedTraffic`."""
         self._jobs: Final[dict[str, Settings]] = {}
         """The settings of the last job of each name."""
         factory = ProcessFactory(self.network, own, seed=seed)
@@ -524,9 +538,10 @@ class SimulatedJobs(Simulation):
         """Start nodes of an elastic job that has begun, at the places of nodes that have died."""
         return self._start(self._jobs[job], ranks)
 
-    def _traffic_at(self, host: str, priority: int) -> SimulatedHostTraffic:
-        table = self._traffic.setdefault(self._places.get(host, host), {})
-        return SimulatedHostTraffic(table, host, priority, self.timeline)
+    def traffic_between(self, source: str, target: str) -> dict[str, tuple[int, float]]:
+        """Return what jobs with priorities tell each other of the link between two hosts."""
+        places = self._places.get(source, source), self._places.get(target, target)
+        return self._traffic.setdefault(places, {})
 
     def _settings_of(self, job: str, nodes: int, settings: Mapping[str, object]) -> Settings:
         common = {name: value for name, value in self._given.items() if name.startswith("heartbeat")}
@@ -538,7 +553,7 @@ class SimulatedJobs(Simulation):
             self.network,
             own,
             seed=_seed_of(self._seed, self._started),
-            traffic=(lambda host: self._traffic_at(host, own.job_priority)) if own.job_priority else None,
+            traffic=(lambda host: _TrafficFrom(self, host, own.job_priority)) if own.job_priority else None,
         )
         return [
             SimulatedNode(rank, self.timeline, factory.node(rank, self.host_of(own.job, rank)))

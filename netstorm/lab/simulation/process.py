@@ -47,8 +47,8 @@ __all__ = [
     "Datagrams",
     "LocalClock",
     "ProcessFactory",
-    "SimulatedHostTraffic",
     "SimulatedProcess",
+    "SimulatedTraffic",
     "host_of",
 ]
 
@@ -349,8 +349,8 @@ def host_of(rank: int) -> str:
     return "scheduler" if rank == SCHEDULER else f"node{rank}"
 
 
-class SimulatedHostTraffic:
-    """`HostTraffic` of one process; those of one place share a table: priority and end, by host."""
+class SimulatedTraffic:
+    """`LinkTraffic` of one process; those of one place share a table: priority and end, by host."""
 
     def __init__(
         self, table: dict[str, tuple[int, float]], host: str, priority: int, timeline: Timeline
@@ -361,12 +361,12 @@ class SimulatedHostTraffic:
         self._timeline: Final = timeline
 
     def higher_s(self) -> float:
-        """See `HostTraffic`."""
+        """See `LinkTraffic`."""
         ends = (end for priority, end in self._table.values() if priority > self._priority)
         return max(0.0, max(ends, default=0.0) - self._timeline.now)
 
     def sends(self, seconds: float) -> None:
-        """See `HostTraffic`."""
+        """See `LinkTraffic`."""
         self._table[self._host] = self._priority, self._timeline.now + seconds
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from netstorm.topology.network import Network
+
 
 @pytest.fixture
 def studies(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The study, and its PyTorch side."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    names = ("priorities", "torch_priorities")
+    names = ("priorities", "torch_priorities", "job_priorities")
     return SimpleNamespace(**{name: importlib.import_module(f"studies.{name}") for name in names})
 
 
@@ -47,3 +49,17 @@ def test_the_slowest_rank_counts_and_ratios_are_those_of_the_same_turn(studies: 
 
 def _pair() -> Path:
     return Path(__file__).parents[3] / "examples" / "networks" / "pair.yaml"
+
+
+def test_the_job_of_the_highest_priority_ends_earlier_than_under_fair_shares(studies: Any) -> None:
+    network = Network.uniform(3, rate=10e6, latency=0.01)
+
+    def spans(*priorities: int) -> list[float]:
+        found: list[float] = studies.job_priorities.makespans(
+            network, [200_000] * 2, priorities, topology="star", rounds=4, seed=1
+        )
+        return found
+
+    fair, ordered = spans(0, 0), spans(1, 2)
+    assert ordered[1] < 0.8 * fair[1]
+    assert ordered[1] < ordered[0] < 1.5 * fair[0]
