@@ -764,8 +764,8 @@ class JobsSettings:
         0,
         "",
         "priority of this node's job among the jobs that send from its host, give it to all nodes of each: "
-        "while a job with a larger number sends to the same other host, values wait, but for up to a tenth of "
-        "the link's rate; 0: the job waits for none, and none waits for it",
+        "while a job with a larger number sends to the same other host, values wait, but for up to a tenth "
+        "of the link's rate; 0: the job waits for none, and none waits for it",
     )
     dscp: int = setting(
         "NETSTORM_DSCP",
