@@ -28,7 +28,7 @@ _OTHERS: Final = frozenset((
 """Programs that are not ours: nothing is checked of them but where they run ours."""
 
 _ASSIGNED: Final = re.compile(r"(\w+)=(.*)", re.DOTALL)
-_READERS_FILES: Final = r"train\w*\.py|\$\w+|.*NAME.*"
+_READERS_FILES: Final = r"(train|cnn)\w*\.py|\$\w+|.*NAME.*"
 """What pages have the reader write."""
 
 
@@ -93,7 +93,7 @@ def check(words: list[str]) -> None:
         check_script(next(iter(script_of(rest)), []))
     elif program == "pytest":
         assert all((ROOT / word).exists() for word in rest if word.startswith("tests/")), "no such tests"
-    elif program.startswith(("scripts/", "benchmarks/")):
+    elif program.startswith(("scripts/", "benchmarks/", "examples/")):
         check_script(words)
     else:
         assert program in _OTHERS | {"."}, f"an unknown program: {program}"
@@ -114,6 +114,7 @@ def check_variables(variables: dict[str, str]) -> None:
         name: value
         for name, value in variables.items()
         if name.startswith(("NETSTORM_", "DMLC_", "PS_", "ENABLE_"))
+        and name != "DMLC_NUM_ALL_WORKER"  # GeoMX's
     }
     assert ours.keys() <= known, f"no such settings: {ours.keys() - known}"
     most = ours.get("NETSTORM_ELASTIC", ":1").partition(":")[2]  # -n says how many there are, between the two

@@ -81,7 +81,7 @@ def test_a_rank_is_killed_and_two_join_and_all_end_with_the_same_bits(job: Start
     ranks.kill("first 1")
     ranks.wait_until_said("first 0", "of [0]")
     ranks.start("back", 1, train)
-    ranks.wait_until_said("back", "rank 1 goes on")  # or the next would get its place
+    ranks.wait_until_said("back", "rank 1 has the job's state")  # or the next would get its place
     ranks.start("new", -1, train)
     ranks.wait_until_said("new", "of [0, 1, 2]")
     ranks.wait_until_said("back", "of [0, 1, 2]")

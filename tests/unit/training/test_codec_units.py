@@ -62,7 +62,7 @@ def test_mpq_goes_by_the_size_of_each_parameter():
     codec = {"type": "mpq", "size_lower_bound": 1000}
     assert described(codec, BIAS, BIG, SMALL) == [
         ("fp16", ["a.bias", "a.weight"], (210,)),
-        ("bsc", ["big.weight"], (300, 200)),
+        ("mpq", ["big.weight"], (300, 200)),
     ]
 
 
