@@ -855,7 +855,7 @@ class JoinedNode:
         self.point_to_point: Final = PointToPoint(
             roster.rank, joined.policy, outbox=outbox, counters=counters, elastic=elastic
         )
-        self.routes: Final = KnownRoutes(roster.rank, joined.policy, counters, waiting)
+        self.routes: Final = KnownRoutes(roster.rank, joined.policy, counters, waiting, self.bindings.plans)
         self._roster, self._detours, self._outbox = roster, detours, outbox
         self._report_again: Final[dict[int, float]] = {}
         """By rank whose process has probably ended: when to say so again."""

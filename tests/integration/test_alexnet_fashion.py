@@ -40,7 +40,7 @@ def test_alexnet_learns_with_the_papers_settings(framework: str, tmp_path: Path)
     result = subprocess.run(
         [
             *(sys.executable, "-m", "netstorm", "launch", "-n", "2", "--", sys.executable, EXAMPLE),
-            *("--framework", framework, "--data-dir", tmp_path, "--image-size", "63", "--epochs", "3"),
+            *("--framework", framework, "--data-dir", tmp_path, "--image-size", "63", "--epochs", "2"),
             *("--json", report, "--digest"),
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -53,5 +53,5 @@ def test_alexnet_learns_with_the_papers_settings(framework: str, tmp_path: Path)
     written = json.loads(report.read_text())
     chosen = {name: written["options"][name] for name in ("model", "optimizer", "lr", "batch_size")}
     assert chosen == {"model": "alexnet", "optimizer": "adam", "lr": 1e-4, "batch_size": 32}
-    assert written["epochs"][-1]["accuracy"] > 0.3, written["epochs"]  # by chance .1
+    assert written["epochs"][-1]["accuracy"] > 0.2, written["epochs"]  # by chance .1
     assert len({line.split()[-1] for line in result.stdout.splitlines() if "sha256" in line}) == 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Generic, TypeAlias, TypeVar, get_args
@@ -50,7 +50,9 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _KEPT: Final = 64
-"""Newest policies whose paths count: messages that follow earlier ones have arrived long ago."""
+"""Newest policies whose paths count: messages that follow earlier ones have arrived long ago, but for
+those of rounds that this node still waits for.
+"""
 
 _PATHS: Final = "the paths that messages are on"
 """What they wait for (`pslite.waiting_bytes`)."""
@@ -68,7 +70,14 @@ class KnownRoutes:
         has_news: the path of a message that is held, or had no room, may be known by now.
     """
 
-    def __init__(self, rank: int, policy: Policy, counters: Counters, waiting: WaitingBytes) -> None:
+    def __init__(
+        self,
+        rank: int,
+        policy: Policy,
+        counters: Counters,
+        waiting: WaitingBytes,
+        needed: Container[int] = (),
+    ) -> None:
         """Begin with the paths of a policy.
 
         Args:
@@ -76,7 +85,9 @@ class KnownRoutes:
             policy: the first one.
             counters: of the process.
             waiting: counts what is held.
+            needed: versions of policies that rounds of this node may still run under.
         """
+        self._needed: Final = needed
         self._waiting: Final = waiting
         self._rank: Final = rank
         self._counters: Final = counters
@@ -97,7 +108,8 @@ class KnownRoutes:
         self._policies[policy.version] = policy
         self.has_news = True
         self._known.clear()  # some may be of a policy that is forgotten now
-        for version in [known for known in self._policies if known <= policy.version - _KEPT]:
+        oldest = policy.version - _KEPT
+        for version in [known for known in self._policies if known <= oldest and known not in self._needed]:
             del self._policies[version]
             self._trees.pop(version, None)
         for place in [place for place in self._shortest if place[0] not in self._policies]:

@@ -17,6 +17,11 @@ _KEPT: Final = 64
 round to one of them, and the message to this rank may be in flight.
 """
 
+_MOST: Final = 1024
+"""Newest policies of which all are kept that a key's next rounds may still be bound to: a rank that lags
+behind hears late of a round that others have bound long ago.
+"""
+
 
 class Bindings:
     """Policies by version, and each key's table of (first round, version).
@@ -107,7 +112,9 @@ class Bindings:
             return
         while len(table) > 1 and table[1][0] <= round:
             table.pop(0)
-        oldest = max(self.plans) - _KEPT
+        newest = max(self.plans)
+        lagging = min(rows[-1][1] for rows in self._tables.values())  # of a key, versions only grow
+        oldest = max(newest - _MOST, min(newest - _KEPT, lagging))
         used = {self._view_version} | {version for rows in self._tables.values() for _, version in rows}
         for version in [known for known in self.plans if known < oldest and known not in used]:
             del self.plans[version]

@@ -88,7 +88,7 @@ ROUNDED: dict[str, tuple[Any, float]] = {
     "none": ("none", 1e-6),
     "fp16": ("fp16", 1e-3),
     "bf16": ("bf16", 1e-2),
-    "mpq": ({"type": "mpq", "size_lower_bound": 10_000}, 1e-3),
+    "mpq": ({"type": "mpq", "size_lower_bound": 10_000, "momentum": 0}, 1e-3),
     "auto": ("auto", 1e-3),  # it may have chosen fp16
 }
 """With the largest error of what was applied, beside what is kept."""

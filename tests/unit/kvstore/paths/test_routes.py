@@ -206,6 +206,12 @@ def test_paths_of_earlier_policies_count_while_messages_may_be_on_their_way():
     assert not admits(known, message(3, 2, 1, 0))
 
 
+def test_paths_of_a_policy_that_rounds_still_run_under_count_however_old_it_is():
+    known = KnownRoutes(0, CHAIN, Counters(), WaitingBytes(), {CHAIN.version})
+    known.new_policy(msgspec.structs.replace(STAR, version=100))
+    assert admits(known, message(3, 2, 1, 0))
+
+
 def test_parts_come_along_detours_of_a_policy():
     detour = Detour(path=(1, 3, 0), links=((1e6, 0.0), (1e6, 0.0)))
     known = routes(msgspec.structs.replace(CHAIN, detours=(detour,)))

@@ -60,3 +60,26 @@ def test_old_rows_and_policies_are_forgotten_but_recent_policies_stay():
     assert bindings.plan(99) is not None
     assert bindings.plan(60) is not None  # another rank's question may still be under way
     assert bindings.version_of(7, 995) == 99
+
+
+def test_a_rank_that_lags_keeps_the_policies_that_its_next_rounds_may_have_been_bound_to():
+    bindings = Bindings(rank=0)
+    for version in range(1, 200):
+        bindings.install(policy(version))
+    bindings.bind(bound(7, 0, 10, 9))  # others may have bound rounds from 10 on to any policy since
+    bindings.bind(bound(8, 0, 150, 0))
+    bindings.bind(bound(8, 1, 199, 1))
+    bindings.forget_before(8, 1)
+    assert bindings.plan(9) is None
+    assert [bindings.plan(version) is not None for version in (10, 100, 199)] == [True] * 3
+
+
+def test_a_key_that_rests_does_not_keep_more_than_a_thousand_policies():
+    bindings = Bindings(rank=0)
+    bindings.bind(bound(7, 0, 1, 9))
+    for version in range(1, 1200):
+        bindings.install(policy(version))
+        bindings.bind(bound(8, version, version, version))
+        bindings.forget_before(8, version)
+    assert bindings.plan(1) is not None  # a round may still run under it
+    assert len(bindings.plans) <= 1026
