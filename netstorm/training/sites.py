@@ -65,6 +65,9 @@ class SiteLead:
     In an elastic job a rank that has left is missing in the next result, which is the same at all that are
     left. So they agree on who leads. Sums and values are numbered when they begin: a rank begins one after
     the other, in the order of its script, and all ranks of the site in the same order.
+
+    There a sum is done once all that are left have it. A leader that pushed a sum which nobody else has, and
+    then died, would be followed by one that pushes the same gradients: those that are left make the sum anew.
     """
 
     def __init__(
@@ -95,6 +98,10 @@ class SiteLead:
             else None
             for tensor in tensors
         ]
+        self._confirmations: SiteSums | None = None
+        if elastic and any(self._sums):
+            confirmed = SiteTensor(f"{tensors[0].name}: all have it", 1, np.dtype("float32"))
+            self._confirmations = sums_of_sites(runtime, namespace, confirmed, sites, elastic=True)
 
     @property
     def leader(self) -> int:
@@ -115,11 +122,12 @@ class SiteLead:
             priority: larger goes first on every link.
             done: hears of the end.
         """
-        self._run(lambda sums: sums.within(what, priority), values, done)
+        self._run(lambda sums: sums.within(what, priority), values, self._confirmed(what, priority, done))
 
     def average(self, values: Sequence[Array], what: str, priority: int, done: Done) -> None:
         """Replace values by their averages over those of the site that contribute; see `sum`."""
-        self._run(lambda sums: sums.average_within(what, priority), values, done)
+        confirmed = self._confirmed(what, priority, done)
+        self._run(lambda sums: sums.average_within(what, priority), values, confirmed)
 
     def copy(self, values: Sequence[Array], what: str, priority: int, done: Done) -> None:
         """Replace values by the leader's; see `sum`. If another rank leads then, the leader has died, and the
@@ -152,6 +160,24 @@ class SiteLead:
             pull(pulled)
         else:
             pulled(None)
+
+    def _confirmed(self, what: str, priority: int, done: Done) -> Done:
+        """Return what hears of the end of a sum, and calls `done` once all have the sum. Who is missing by
+        then does not count: the sum has said who leads.
+        """
+        confirmations = self._confirmations
+        if confirmations is None:
+            return done
+
+        def summed(error: Exception | None) -> None:
+            if error is not None:
+                done(error)
+                return
+            operations = confirmations.within(f"confirmation of {what}", priority)
+            set_memory(operations, np.zeros(1, np.float32))
+            run_in_turn(operations, self._submit, done)
+
+        return summed
 
     def _run(
         self, operations_of: Callable[[SiteSums], list[Operation]], values: Sequence[Array], done: Done

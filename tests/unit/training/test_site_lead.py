@@ -89,9 +89,24 @@ def test_a_rank_leads_once_a_sum_has_come_without_the_lower_ones() -> None:
     site = Site(1)
     site.sum()
     site.end(0b111, 0b110)  # rank 0 has died between two chunks
+    site.end(0b110)
     assert site.ends == [None]
     assert site.lead.leads
     assert site.lead.ranks == (1, 2)
+
+
+def test_a_sum_is_done_once_all_have_it_and_who_leads_is_what_it_says() -> None:
+    """Else a leader could push a sum that nobody else has, and the next one the same gradients again."""
+    leader, other = Site(0), Site(1)
+    for site in (leader, other):
+        site.sum()
+        site.end(0b111)
+        assert site.ends == []
+    assert leader.submitted[-1].key.name == other.submitted[-1].key.name
+    leader.end(0b111)
+    other.end(0b110)  # rank 0 has died, and may have pushed
+    assert leader.ends == other.ends == [None]
+    assert not other.lead.leads
 
 
 def test_if_the_leader_dies_before_all_have_its_values_the_next_one_pulls() -> None:
@@ -124,6 +139,7 @@ def test_all_ranks_number_operations_alike_whoever_leads() -> None:
         site = Site(rank)
         site.sum()
         site.end(0b111)
+        site.end(0b111)
         site.share()
         site.end(0b110)
         for done in site.pulls:
@@ -132,7 +148,7 @@ def test_all_ranks_number_operations_alike_whoever_leads() -> None:
         site.sum()
         numbers.append([(one.key.name, one.round, str(one)) for one in site.submitted])
     assert numbers[0] == numbers[1]
-    assert [round for _, round, _ in numbers[0]] == [0, 1, 2, 3]
+    assert [round for _, round, _ in numbers[0]] == [0, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("begin", [Site.sum, Site.share])
