@@ -427,9 +427,12 @@ class _JobRun:
                         self._children[member].kill()
 
 
+_INFORMATION: Final = b" netstorm INFO "
+
+
 def _is_information(stream: Stream, line: bytes) -> bool:
     """Return whether a line of the scheduler is neither a warning nor an error."""
-    return stream is Stream.OUT or b" netstorm INFO " in line
+    return stream is Stream.OUT or _INFORMATION in line
 
 
 # One process of a job, under its supervisor: how it is started, signalled, and read.
@@ -444,7 +447,7 @@ class Child:
     Attributes:
         member: which process of the job.
         label: what its lines begin with.
-        last_error: the last line of its error output that is not empty.
+        last_error: the last line of its error output that is not empty, nor an information of NetStorm's.
         ended: how the process has ended, as soon as it has, even if what it has started has not: its exit
             code, or 128 + the signal that killed it; None: it has not, or its supervisor could not say.
     """
@@ -547,7 +550,8 @@ class Child:
             line, self.ended = found
             if not line:
                 return
-        if stream is Stream.ERR and line.strip() and (self.ended is None or found is not None):
+        is_error = stream is Stream.ERR and bool(line.strip()) and _INFORMATION not in line
+        if is_error and (self.ended is None or found is not None):
             self.last_error = plain(line)
         yield stream, line
 

@@ -167,8 +167,6 @@ class Shutdown:
         self._scheduler_restarts: Final = scheduler_restarts
         self._is_remote: Final = is_remote
         self._has_begun = not tells_begin
-        self._last_lines: Final[dict[Member, str]] = {}
-        """Of the error output of processes that have ended."""
         self._budget: Final = RestartBudget(restarts)
         self._waiting: Final[dict[Member, PlannedRestart]] = {}
         """Processes that are about to be started again."""
@@ -227,15 +225,13 @@ class Shutdown:
         missing = self._nodes - self._codes.keys()
         lines = [f"not started: {in_words(missing)}"] if missing else []
         lines += [f"{outcome(code)}: {in_words(by_code[code])}" for code in sorted(by_code, reverse=True)]
-        return lines + ([self._with_last_line(first)] if self._failures else [])
+        return lines + ([self._cause(first)] if self._failures else [])
 
-    def _with_last_line(self, member: Member | None) -> str:
-        """Return a failure as text, with what the process has said last."""
-        text = self._failures[member][0]
+    def _cause(self, member: Member | None) -> str:
+        """Return a failure as text."""
         if member == SCHEDULER and self._how_it_went:
             return self._how_it_went
-        last = "" if member is None else self._last_lines.get(member, "")
-        return f"{text}: {last}" if last else text
+        return self._failures[member][0]
 
     def _first_failure(self) -> Member | None:
         """Return whose failure caused the others, the one that the scheduler reports, or else the earliest;
@@ -280,10 +276,9 @@ class Shutdown:
         """
         self._alive.discard(member)
         self._codes[member] = code
-        self._last_lines[member] = last_line
         actions: list[Action] = []
         if code and self._stage is not Stage.STOPPING:
-            text = self._failure(member, code)
+            text = self._failure(member, code, last_line)
             actions += self._survive(member, text, code, now) or self._fail(member, text, code, now)
         if member == SCHEDULER and code == 0:
             self._waiting.clear()  # the job is over: whoever is started now would wait for another one
@@ -370,7 +365,8 @@ class Shutdown:
         have, selves = ("has", "itself") if len(others) == 1 else ("have", "themselves")
         return [Report(f"{text}; {in_words(others)} {have} {self._time_s:g} s to end by {selves}")]
 
-    def _failure(self, member: Member, code: int) -> str:
+    def _failure(self, member: Member, code: int, last_line: str) -> str:
+        """Return as text how a process has failed, and what it has said last."""
         if member == SCHEDULER and self._first_failure_known:
             return "the job has failed"
         where = f" on {self._hosts[member]}" if member in self._hosts else ""
@@ -378,7 +374,7 @@ class Shutdown:
         how = f"was {how}" if how.startswith("killed") else f"failed with {how}"
         if self._is_remote and code == _SSH_FAILED:
             how += " (ssh's own code when it cannot connect, or has lost the connection)"
-        return f"{in_words([member])}{where} {how}"
+        return f"{in_words([member])}{where} {how}" + (f": {last_line}" if last_line else "")
 
     def _set_schedulers_deadline(self, now: float) -> None:
         """Set the scheduler's deadline once no node is left."""
@@ -409,7 +405,7 @@ class Shutdown:
         first = self._first_step(signal.SIGINT if self._has_begun else signal.SIGTERM)
         actions = self._send_step(first, why, now)
         if self._stop_signal is None and self._failures and not self._only_scheduler():
-            cause = self._with_last_line(self._first_failure())
+            cause = self._cause(self._first_failure())
             text = f"ended by the launcher ({first.name}), since {cause}"
             actions.insert(1, Explain(self._targets(), text))
         return actions

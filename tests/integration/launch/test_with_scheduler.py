@@ -163,7 +163,9 @@ def test_an_elastic_job_waits_for_a_failed_start_to_be_repeated_and_begins_witho
     assert end.code == 0, end.err
     assert (job.folder / "joined-0").exists()
     assert (job.folder / "joined-1").exists()
-    assert "rank 2 on 127.0.0.1 failed with exit code 1; the job goes on with 2 nodes" in end.err
+    assert (
+        "rank 2 on 127.0.0.1 failed with exit code 1: no such data; the job goes on with 2 nodes" in end.err
+    )
 
 
 def test_ranks_that_handle_the_launchers_sigterm_and_exit_with_0_are_a_job_that_ended_well(job):
