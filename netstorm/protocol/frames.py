@@ -50,8 +50,10 @@ __all__ = [
     "check_size",
     "checksum",
     "clean",
+    "constant_payload",
     "decode_body",
     "encode_body",
+    "is_constant",
     "open_frames",
     "printable",
     "ranks_in",
@@ -63,7 +65,7 @@ __all__ = [
 Buffer = Any
 """Anything with the buffer protocol, contiguous: bytes, a NumPy array, a ZeroMQ frame."""
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Raised by whoever changes a message: its fields, or what they mean. Processes of different versions refuse
 each other. `tests/unit/protocol/test_wire_digest.py` knows how the messages of this version look."""
 SPEAKS_VERSION: Final = "speaks NetStorm's protocol in version"
@@ -116,6 +118,16 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     """Transmitted before, over this connection or an earlier one."""
     contended: bool = False
     """Sent while other links out of the sender were busy, which may have slowed this one."""
+
+
+def constant_payload(payload: Buffer) -> Buffer:
+    """Return a payload that nobody changes from now on: several receivers may get the same memory."""
+    return payload if is_constant(payload) else memoryview(payload).toreadonly()
+
+
+def is_constant(payload: Buffer) -> bool:
+    """Return whether a payload was made by `constant_payload`."""
+    return type(payload) is memoryview and payload.readonly
 
 
 def checksum(payload: Buffer) -> int:

@@ -148,6 +148,20 @@ class DataMessage(Message, frozen=True):
 # Sessions: messages between the two ends of one, which are never delivered to the machine.
 
 
+class SharedMemory(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Memory of a process, in which it has the payloads that it sends to others of its user and machine."""
+
+    process: int
+    """Its number, in its PID namespace."""
+    descriptor: int
+    """Number of its file descriptor there."""
+    nbytes: int
+    token: bytes
+    """Random bytes at its begin, by which a reader knows it."""
+    number: int
+    """Of the connection that it is for, at the side that opened it."""
+
+
 class Hello(SessionMessage, frozen=True, tag=1):
     """The first message on a connection, from the side that opened it."""
 
@@ -171,6 +185,8 @@ class Hello(SessionMessage, frozen=True, tag=1):
     boot: int = 0
     """Number of the boot of the sender's machine, if the connection leads to a loopback address; a receiver
     of the same boot is on the same machine. 0: another address, or payloads are to be checked always."""
+    memory: SharedMemory | None = None
+    """Where payloads may lie that come over this connection; None: they come over it themselves."""
 
 
 class Welcome(SessionMessage, frozen=True, tag=2):
@@ -185,6 +201,8 @@ class Welcome(SessionMessage, frozen=True, tag=2):
     token: int = 0
     """Random number of this session, which the sender alone has made: the same over each of its connections,
     so that no other process goes on with the session."""
+    shares: bool = False
+    """The receiver has the memory that Hello names: payloads may be references."""
 
 
 class Refused(SessionMessage, frozen=True, tag=3):

@@ -66,7 +66,7 @@ from netstorm.pslite.session_table import (
     PendingHellos,
     SessionTable,
 )
-from netstorm.pslite.van import Broken, Connection, Received, Transmitter, VanEvent
+from netstorm.pslite.van import Broken, Connection, PayloadMemory, Received, Transmitter, VanEvent
 
 __all__ = ["Endpoint", "LoggedEndpoint", "Stack", "Timers", "WatchedConnections"]
 
@@ -108,6 +108,7 @@ class Endpoint:
         counters: Counters | None = None,
         trace: Trace | None = None,
         traffic: HostTraffic | None = None,
+        memory: PayloadMemory | None = None,
     ) -> None:
         """Begin without any session.
 
@@ -127,6 +128,7 @@ class Endpoint:
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
             traffic: what this job and others on its host tell each other; None: the job has no priority.
+            memory: of payloads between processes of one machine; None: they go over connections.
         """
         self.process: Final = LocalProcess(job=job, incarnation=incarnation, rank=rank, boot=boot)
         self.counters: Final = counters or Counters()
@@ -152,6 +154,7 @@ class Endpoint:
             may_be_busy=self.watched.may_be_busy,
             trace=trace,
             traffic=traffic,
+            memory=memory,
         )
         self._inquiries: Final[dict[Peer, _Trial]] = {}
         """Those that need a connection."""

@@ -436,6 +436,7 @@ def start_driver(
             counters=counters,
             trace=trace,
             traffic=traffic,
+            memory=van.memory if settings.shared_memory else None,
         )
         thread = IoThread(
             Stack(machine, endpoint), van, switch_interval_s=settings.switch_interval_s, name=name

@@ -24,7 +24,7 @@ from netstorm.protocol.frames import Buffer, Peer, encode_body, seal
 from netstorm.protocol.messages import Message
 from netstorm.pslite.machine import OF_MESSAGE, Charge, WaitingBytes
 from netstorm.pslite.sending import SendingHalf, SendQueueItem, Window
-from netstorm.pslite.van import Connection, Transmitter
+from netstorm.pslite.van import Connection, PayloadMemory, Transmitter
 
 __all__ = [
     "TRANSITIONS",
@@ -146,6 +146,10 @@ class SessionContext(Protocol):
     @property
     def boot(self) -> int:
         """Number of the boot of this process's machine; 0: payloads are always checked."""
+
+    @property
+    def memory(self) -> PayloadMemory | None:
+        """Payloads between processes of one machine may lie in it; None: they go over connections."""
 
     def hello(self, session: Session, boot: int) -> m.Hello:
         """Return this process's Hello for the new connection of a session."""
@@ -561,6 +565,9 @@ class OpenedSession(Session):
         self.incarnation, self._token = message.incarnation, message.token
         self._failures = 0
         self.unchecked = message.unchecked and self._boot() != 0
+        memory = self._context.memory
+        if message.shares and memory is not None and self.connection is not None:
+            memory.share(self.connection)
         self._establish(Event.WELCOME, message.received, message.beyond, now)
 
     def refused(self, message: m.Refused, now: float) -> None:
@@ -664,6 +671,13 @@ class AcceptedSession(Session):
             self.broken("replaced by a new connection", now)
         received, beyond = self.receiving.received_numbers()
         self.unchecked = hello.boot != 0 and hello.boot == self._context.boot
+        memory = self._context.memory
+        shares = (
+            self.unchecked
+            and memory is not None
+            and hello.memory is not None
+            and memory.borrow(connection, hello.memory)
+        )
         self._control = [
             m.Welcome(
                 incarnation=self._context.incarnation,
@@ -672,6 +686,7 @@ class AcceptedSession(Session):
                 beyond=beyond,
                 unchecked=self.unchecked,
                 token=self._token,
+                shares=shares,
             )
         ]
         self._establish(Event.HELLO, hello.received, hello.beyond, now)

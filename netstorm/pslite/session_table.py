@@ -31,7 +31,7 @@ from netstorm.pslite.session import (
     SessionState,
     new_held_bytes,
 )
-from netstorm.pslite.van import Connection
+from netstorm.pslite.van import Connection, PayloadMemory
 
 __all__ = [
     "LinkStatistics",
@@ -157,6 +157,7 @@ class SessionTable:
         may_be_busy: Callable[[Peer, float], bool],
         trace: Trace | None,
         traffic: HostTraffic | None,
+        memory: PayloadMemory | None = None,
     ) -> None:
         """`trace`: records all deliveries; for the others see `SessionContext`."""
         self.limits: Final = limits
@@ -169,6 +170,7 @@ class SessionTable:
         self.acknowledgement_stamp = 0
         self.acknowledges: Final = acknowledges
         self.may_be_busy: Final = may_be_busy
+        self.memory: Final = memory
         self.resumed_at = -math.inf
         self._process: Final = process
         self._trace: Final = trace
@@ -250,6 +252,7 @@ class SessionTable:
             beyond=beyond,
             resuming=session.incarnation is not None,
             boot=boot,
+            memory=None if self.memory is None or not boot else self.memory.lend(session.connection),
         )
 
     def new_sending(self, peer: Peer, host: str) -> SendingHalf:

@@ -12,9 +12,19 @@ from dataclasses import dataclass
 from typing import NewType, Protocol, TypeAlias
 
 from netstorm.protocol.frames import Buffer, Peer
+from netstorm.protocol.messages import SharedMemory
 from netstorm.pslite.rates import TcpProgress
 
-__all__ = ["Broken", "Connection", "Received", "Transmitter", "Van", "VanEvent", "progress_by_peer"]
+__all__ = [
+    "Broken",
+    "Connection",
+    "PayloadMemory",
+    "Received",
+    "Transmitter",
+    "Van",
+    "VanEvent",
+    "progress_by_peer",
+]
 
 Connection = NewType("Connection", int)
 """Positive: opened here, numbered by the endpoint. Negative: opened by another process, numbered by the
@@ -48,6 +58,19 @@ class Broken:
 
 
 VanEvent: TypeAlias = Received | Broken
+
+
+class PayloadMemory(Protocol):
+    """Payloads that lie in memory of their sender, which its peer on the same machine reads."""
+
+    def lend(self, connection: Connection) -> SharedMemory | None:
+        """Return where payloads over a connection that is opened here may lie; None: nowhere."""
+
+    def share(self, connection: Connection) -> None:
+        """Send payloads over a connection by reference from now on: its peer has the memory."""
+
+    def borrow(self, connection: Connection, memory: SharedMemory) -> bool:
+        """Have the memory of the process that has opened a connection; return whether that worked."""
 
 
 class Transmitter(Protocol):

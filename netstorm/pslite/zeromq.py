@@ -33,7 +33,7 @@ from netstorm import clock
 from netstorm.addresses import bracketed, host_port
 from netstorm.errors import SettingsError, UsageError
 from netstorm.observe.log import Counters, Drops
-from netstorm.protocol.frames import MAX_HEADER_BYTES, Buffer
+from netstorm.protocol.frames import MAX_HEADER_BYTES, Buffer, is_constant
 from netstorm.pslite.admission import Admission, Credentials
 from netstorm.pslite.guard import (
     MESSAGE_OVERHEAD,
@@ -46,6 +46,7 @@ from netstorm.pslite.guard import (
 from netstorm.pslite.host_addresses import source_towards
 from netstorm.pslite.proofs import Mismatch, reason_of_opener
 from netstorm.pslite.rates import TcpProgress
+from netstorm.pslite.shared_memory import SharedPayloads
 from netstorm.pslite.system import abandon_after_fork, close_inherited
 from netstorm.pslite.tcp_info import descriptor_of, is_acknowledged, progress_of, restart_bbr, shut_down
 from netstorm.pslite.van import Broken, Connection, Received, VanEvent
@@ -111,7 +112,9 @@ class ZmqVan:
             link_timeout_s=link_timeout_s,
             max_message_bytes=largest,
         )
-        self._reader: Final = ZmqReader(Drops(counters), self._guard)
+        self.memory: Final = SharedPayloads(most_bytes=max_message_bytes)
+        """Of payloads between processes of this machine."""
+        self._reader: Final = ZmqReader(Drops(counters), self._guard, self.memory)
         self._router: zmq.Socket[bytes] | None = None
         self._port = 0
         self._links: dict[Connection, ZmqLink] = {}
@@ -215,11 +218,20 @@ class ZmqVan:
         try:
             if connection < 0:
                 to.send(identity_of(connection), _MORE)
+            reference = None if payload is None else self.memory.reference(connection, payload)
             if payload is None:
                 to.send(header, _NOBLOCK)
+            elif reference is not None:
+                to.send(header, _MORE)
+                to.send(b"", _MORE)
+                to.send(reference, _NOBLOCK)
             else:
                 to.send(header, _MORE)
-                to.send(payload, _NOBLOCK, copy=not isinstance(payload, zmq.Frame))
+                frame = payload.obj if is_constant(payload) else payload
+                if isinstance(frame, zmq.Frame) and len(frame) == memoryview(payload).nbytes:
+                    to.send(frame, _NOBLOCK, copy=False)
+                else:
+                    to.send(payload, _NOBLOCK)
         except zmq.ZMQError as error:
             # EAGAIN: the queue is full; EHOSTUNREACH: the ROUTER has no peer of that identity (any more)
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
@@ -235,6 +247,7 @@ class ZmqVan:
         """Close a connection; unsent frames are dropped. Connections that others opened are theirs to close,
         within the link time-out.
         """
+        self.memory.closed(connection)
         if connection < 0:
             self._guard.waiting.left(connection, clock.monotonic())
         link = self._links.pop(connection, None)
@@ -271,7 +284,9 @@ class ZmqVan:
     def progress(self, connection: Connection) -> TcpProgress | None:
         """Return how much a connection that was opened here has delivered; None: unknown."""
         link = self._links.get(connection)
-        return None if link is None or not link.up else progress_of(link.descriptor)
+        if link is None or not link.up or self.memory.shares(connection):
+            return None  # the kernel delivers references alone
+        return progress_of(link.descriptor)
 
     def acknowledges(self, connection: Connection) -> bool:
         """Return whether the kernel at the other end of a connection acknowledges."""
@@ -307,6 +322,7 @@ class ZmqVan:
         self._guard.close()
         self._descriptors.close()
         self._context.term()
+        self.memory.close()
 
     # ------------------------------------------------------------------------------------ other descriptors
 
@@ -323,6 +339,7 @@ class ZmqVan:
         if self._shut:
             return  # the numbers of its descriptors may belong to other files by now
         self._shut = True
+        self.memory.close()
         close_inherited(self._port, {(link.address, link.port) for link in self._links.values()})
         self._descriptors.close()
 
@@ -564,15 +581,17 @@ class ZmqLink:
 class ZmqReader:
     """Reads messages from ZeroMQ sockets, from each in turn, and drops those that no van sends."""
 
-    def __init__(self, drops: Drops, guard: Guard) -> None:
+    def __init__(self, drops: Drops, guard: Guard, memory: SharedPayloads) -> None:
         """Begin without sockets.
 
         Args:
             drops: counts what is dropped.
             guard: knows who has sent a message, and whose are dropped; it is told of connections over which
                 messages come.
+            memory: has the payloads that references stand for.
         """
         self._drops: Final = drops
+        self._memory: Final = memory
         self._guard: Final = guard
         self._waiting: Final = guard.waiting
         self._senders: Final = guard.senders
@@ -649,34 +668,49 @@ class ZmqReader:
             header = recv(_NOBLOCK, False)
         except zmq.Again:
             return False
-        frames: tuple[Buffer, ...]
+        payload: zmq.Frame | None = None
+        reference: zmq.Frame | None = None
         if header.more:
             payload = recv(_NOBLOCK, False)
             if payload.more:
-                self._skip_rest(socket, header)
-                return True
-            frames = (header.bytes, payload)
-        else:
-            frames = (header.bytes,)
+                reference = recv(_NOBLOCK, False)
         if connection is None:
-            if self._senders is not None:
-                user = self._senders.of(identity, header)
-                if not user:
-                    return True
-            if not is_identity(identity):
-                self._drop("identity", header, "its identity is not one of a NetStorm process")
-                shut_down(descriptor_of(header), self._waiting.port)
+            sender = self._sender(identity, header)
+            if sender is None:
                 return True
-            connection = connection_of(identity)
-            if not self._waiting.knows(connection):
-                self._guard.heard(connection, header, user)
-            if connection not in self._descriptors:
-                self._first_message(connection, descriptor_of(header))
-            if self._users is not None and not self._users.admits(user, connection, header):
-                self._drop("expelled", header, "the key of its sender is not admitted any more")
-                return True
-        events.append(Received(connection, frames, user))
+            connection, user = sender
+        if payload is None:
+            events.append(Received(connection, (header.bytes,), user))
+        elif reference is None:
+            events.append(Received(connection, (header.bytes, payload), user))
+        else:
+            shared = self._shared_payload(socket, header, payload, reference, connection)
+            if shared is not None:
+                events.append(Received(connection, (header.bytes, shared), user))
         return True
+
+    def _sender(self, identity: bytes, header: zmq.Frame) -> tuple[Connection, str] | None:
+        """Return the connection of a message to the ROUTER, and the text of its sender's key; None: the
+        message is dropped.
+        """
+        user = ""
+        if self._senders is not None:
+            user = self._senders.of(identity, header)
+            if not user:
+                return None
+        if not is_identity(identity):
+            self._drop("identity", header, "its identity is not one of a NetStorm process")
+            shut_down(descriptor_of(header), self._waiting.port)
+            return None
+        connection = connection_of(identity)
+        if not self._waiting.knows(connection):
+            self._guard.heard(connection, header, user)
+        if connection not in self._descriptors:
+            self._first_message(connection, descriptor_of(header))
+        if self._users is not None and not self._users.admits(user, connection, header):
+            self._drop("expelled", header, "the key of its sender is not admitted any more")
+            return None
+        return connection, user
 
     def _first_message(self, connection: Connection, descriptor: int) -> None:
         # First: it may report the end of another one of this number.
@@ -688,10 +722,24 @@ class ZmqReader:
             return
         self._descriptors[connection], self._accepted[descriptor] = descriptor, connection
 
-    def _skip_rest(self, socket: zmq.Socket[bytes], header: zmq.Frame) -> None:
-        while socket.recv(_NOBLOCK, copy=False).more:
-            pass
-        self._drop("frames", header, "it has more than 2 frames")
+    def _shared_payload(
+        self,
+        socket: zmq.Socket[bytes],
+        header: zmq.Frame,
+        empty: zmq.Frame,
+        reference: zmq.Frame,
+        connection: Connection,
+    ) -> Buffer | None:
+        """Return the payload of a message whose frames after the first are an empty one and a reference."""
+        last = reference
+        while last.more:
+            last = socket.recv(_NOBLOCK, copy=False)
+        payload = None
+        if not len(empty) and last is reference:
+            payload = self._memory.payload(connection, reference.bytes)
+        if payload is None:
+            self._drop("frames", header, "its third frame is no reference to a payload that is there")
+        return payload
 
     def _drop(self, reason: str, header: zmq.Frame, detail: str) -> None:
         try:

@@ -692,6 +692,14 @@ class TimeoutSettings:
         "which payloads have a CRC-32C that the receiver checks; auto: all but those between two processes "
         "of one machine that are connected by its loopback; always: all",
     )
+    shared_memory: bool = setting(
+        "NETSTORM_SHARED_MEMORY",
+        switch(),
+        True,
+        "",
+        "payloads between processes of one user and machine that are connected by its loopback lie in memory "
+        "that they share, and do not go through the connection",
+    )
     switch_interval_s: float = setting(
         "NETSTORM_SWITCH_INTERVAL",
         seconds(most=1.0),

@@ -34,7 +34,15 @@ from netstorm.kvstore.rounds.round import (
 )
 from netstorm.observe.log import Counters
 from netstorm.protocol.codecs import ELEMENT_BYTES, UNDETERMINED_FORM
-from netstorm.protocol.frames import Buffer, Checksum, Peer, bits_from_wire, bits_to_wire, ranks_in
+from netstorm.protocol.frames import (
+    Buffer,
+    Checksum,
+    Peer,
+    bits_from_wire,
+    bits_to_wire,
+    constant_payload,
+    ranks_in,
+)
 from netstorm.protocol.messages import (
     ANY_RULE,
     CallsWaiting,
@@ -445,6 +453,8 @@ class Aggregation:
         if not children:
             return
         receivers = round.receivers_of(chunk)
+        if payload is not None:
+            payload = constant_payload(payload)
         checksum = Checksum(payload) if crc is None and payload is not None else crc
         for child in children:
             wanted = receivers is None or receivers & plan.broadcast_mask[tree][child]

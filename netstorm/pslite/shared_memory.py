@@ -1,0 +1,345 @@
+"""Payloads by reference, between the processes of one user on one machine.
+
+Who sends a payload puts it into memory of its own, which the receiver has mapped, and sends a reference:
+where it is, and a *lease*, one byte of that memory that says that the receiver still uses it. The receiver
+clears the byte once nothing refers to the payload any more; then its place is used again. So nothing is
+copied through the kernel, and the message itself, its order, its repetition and its acknowledgement stay what
+they are.
+
+The memory is anonymous (memfd), and reached through the descriptor of its process in /proc: it has no name
+that could be left behind, takes nothing of /dev/shm, and the kernel keeps it from other users. A process in
+another PID namespace does not see it: then payloads go through the connection, as they also do when there is
+no room. The memory is sealed, so its owner cannot shrink it under a reader.
+
+A reader holds a lock on its owner's memory, which the kernel takes away when the process ends: so the leases
+of one that has died come back, but those of one that is stopped, or only disconnected, do not.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from netstorm.protocol.frames import Buffer, constant_payload, is_constant
+from netstorm.protocol.messages import SharedMemory
+from netstorm.pslite.van import Connection
+
+__all__ = ["SharedPayloads"]
+
+
+_SIZE: Final = 256 * 2**20
+"""Bytes of one process's payloads under way. Pages that were never used take no memory."""
+
+_TOKEN_BYTES: Final = 16
+_LEASES: Final = 8192
+_BEGIN: Final = 16384
+"""Where payloads begin: after the token, by which a reader knows that it has the right memory, and leases."""
+
+_LEAST: Final = 16 * 1024
+"""Bytes of a payload for which a reference costs less than copies through the kernel."""
+
+_ALIGNED: Final = 4096
+
+_REFERENCE: Final = struct.Struct("<QQI?")
+"""Offset, bytes, lease, whether the payload is constant."""
+
+_LOCK: Final = struct.Struct("hhqqi4x")
+"""struct flock of 64-bit Linux: type, whence, begin, length, process."""
+
+_LOCKED_FROM: Final = 2**40
+"""Readers lock the byte with the number of their connection, beyond the memory itself."""
+
+_NAME: Final = "netstorm"
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class SharedPayloads:
+    """A process's own memory for payloads, and those of its peers that it reads. All methods belong to one
+    thread; payloads may die on any.
+    """
+
+    def __init__(self, *, most_bytes: int) -> None:
+        """Begin without memory: it is made for the first peer. `most_bytes`: of a payload."""
+        self._most_bytes: Final = most_bytes
+        self._own: _OwnMemory | None = None
+        self._unavailable = False
+        self._shared: Final[set[Connection]] = set()
+        self._borrowed: Final[dict[Connection, _PeersMemory]] = {}
+
+    def lend(self, connection: Connection) -> SharedMemory | None:
+        """Return where payloads over a connection that is opened here may lie; None: the system has no such
+        memory.
+        """
+        if self._own is None and not self._unavailable:
+            try:
+                self._own = _OwnMemory(_SIZE)
+            except OSError:
+                self._unavailable = True
+        return None if self._own is None else self._own.described(connection)
+
+    def share(self, connection: Connection) -> None:
+        """Send payloads over a connection by reference from now on: its peer has the memory."""
+        self._shared.add(connection)
+
+    def shares(self, connection: Connection) -> bool:
+        """Return whether payloads over a connection opened here go by reference."""
+        return connection in self._shared
+
+    def borrow(self, connection: Connection, memory: SharedMemory) -> bool:
+        """Map the memory of the process that has opened a connection; return whether that worked."""
+        with contextlib.suppress(OSError, ValueError):
+            self._borrowed[connection] = _PeersMemory(memory)
+            return True
+        return False
+
+    def reference(self, connection: Connection, payload: Buffer) -> bytes | None:
+        """Return a reference to a payload, which may change from now on; None: it is to go itself."""
+        if connection not in self._shared or memoryview(payload).nbytes < _LEAST:
+            return None
+        assert self._own is not None
+        return self._own.reference(connection, payload)
+
+    def payload(self, connection: Connection, reference: Buffer) -> Buffer | None:
+        """Return the payload that a peer refers to, writable unless it is constant; None: no process of a job
+        sends such.
+        """
+        memory = self._borrowed.get(connection)
+        if memory is None or len(reference) != _REFERENCE.size:
+            return None
+        offset, nbytes, lease, constant = _REFERENCE.unpack(reference)
+        payload = memory.payload(offset, nbytes, lease) if 0 < nbytes <= self._most_bytes else None
+        return constant_payload(payload) if constant and payload is not None else payload
+
+    def closed(self, connection: Connection) -> None:
+        """Note that a connection is gone. What came over it stays valid for as long as it is used."""
+        self._borrowed.pop(connection, None)
+        if connection in self._shared:
+            self._shared.remove(connection)
+            assert self._own is not None
+            self._own.closed(connection)
+
+    def close(self) -> None:
+        """Give up all memory; payloads that are still used stay valid. In a forked child, too."""
+        self._shared.clear()
+        self._borrowed.clear()
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+        self._unavailable = True
+
+
+class _Place:
+    """Where one payload lies, and how many readers have it."""
+
+    __slots__ = ("begin", "end", "key", "leases", "source")
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.begin: Final = begin
+        self.end: Final = end
+        self.leases = self.key = 0
+        self.source: weakref.ref[Any] | None = None
+        """The constant payload that it is a copy of, which may go to several peers."""
+
+    def is_copy_of(self, payload: Buffer) -> bool:
+        """Return whether it has the values of a constant payload."""
+        return self.source is not None and self.source() is payload
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody reads it, or may be about to."""
+        return self.leases > 0 or (self.source is not None and self.source() is not None)
+
+
+class _OwnMemory:
+    """The memory of this process's payloads under way."""
+
+    def __init__(self, size: int) -> None:
+        self._descriptor: Final = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._descriptor, size)
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            self._map: Final = mmap.mmap(self._descriptor, size)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._token: Final = secrets.token_bytes(_TOKEN_BYTES)
+        self._map[:_TOKEN_BYTES] = self._token
+        self._bytes: Final = np.frombuffer(self._map, np.uint8)
+        self._free: Final = [(_BEGIN, size)]
+        """Free places, ascending, never side by side."""
+        self._free_leases: Final = list(range(_LEASES, 0, -1))
+        self._lent: Final[deque[tuple[int, Connection, _Place]]] = deque()
+        """Leases under way, in the order in which they began."""
+        self._copies: Final[dict[int, _Place]] = {}
+        """By the identity of a constant payload: the place of its copy."""
+        self._idle: Final[dict[_Place, None]] = {}
+        """Places of copies that nobody reads, whose source lives."""
+        self._gone: Final[set[Connection]] = set()
+        """Connections that are gone, and may have leases."""
+
+    def described(self, connection: Connection) -> SharedMemory:
+        """Return what a peer needs to find it."""
+        return SharedMemory(
+            process=os.getpid(),
+            descriptor=self._descriptor,
+            nbytes=len(self._map),
+            token=self._token,
+            number=int(connection),
+        )
+
+    def reference(self, connection: Connection, payload: Buffer) -> bytes | None:
+        """See `SharedPayloads.reference`."""
+        self._collect()
+        place = self._place_of(payload)
+        if place is None or not self._free_leases:
+            return None
+        lease = self._free_leases.pop()
+        self._map[_TOKEN_BYTES + lease] = 1
+        place.leases += 1
+        self._lent.append((lease, connection, place))
+        return _REFERENCE.pack(place.begin, memoryview(payload).nbytes, lease, place.source is not None)
+
+    def closed(self, connection: Connection) -> None:
+        """Note that a connection is gone."""
+        self._gone.add(connection)
+
+    def close(self) -> None:
+        """Give it up; what others have mapped stays theirs."""
+        os.close(self._descriptor)
+
+    def _place_of(self, payload: Buffer) -> _Place | None:
+        """Copy a payload, unless it is there already; None: there is no room."""
+        place = self._copies.get(id(payload))
+        if place is not None and place.is_copy_of(payload):
+            return place
+        values = np.frombuffer(payload, np.uint8)
+        place = self._take(len(values))
+        if place is None and self._find_room():
+            place = self._take(len(values))
+        if place is None:
+            return None
+        np.copyto(self._bytes[place.begin : place.begin + len(values)], values)
+        if is_constant(payload):
+            place.source, place.key = weakref.ref(payload), id(payload)
+            self._copies[place.key] = place
+        return place
+
+    def _take(self, nbytes: int) -> _Place | None:
+        """Take the first place that is large enough: so as few pages as possible are ever touched."""
+        size = -(-nbytes // _ALIGNED) * _ALIGNED
+        for index, (begin, end) in enumerate(self._free):
+            if end - begin >= size:
+                if end - begin == size:
+                    del self._free[index]
+                else:
+                    self._free[index] = (begin + size, end)
+                return _Place(begin, begin + size)
+        return None
+
+    def _give_back(self, place: _Place) -> None:
+        if self._copies.get(place.key) is place:
+            del self._copies[place.key]
+        begin, end = place.begin, place.end
+        index = bisect.bisect(self._free, (begin, end))
+        if index < len(self._free) and self._free[index][0] == end:
+            end = self._free.pop(index)[1]
+        if index and self._free[index - 1][1] == begin:
+            index -= 1
+            begin = self._free.pop(index)[0]
+        self._free.insert(index, (begin, end))
+
+    def _collect(self) -> None:
+        """Take back the oldest leases that have ended."""
+        lent, table = self._lent, self._map
+        while lent and not table[_TOKEN_BYTES + lent[0][0]]:
+            self._end(*lent.popleft())
+        for place in list(self._idle):
+            self._settle(place)
+
+    def _find_room(self) -> bool:
+        """Take back whatever has ended, in any order, and what dead processes had. Return whether there was
+        any.
+        """
+        dead = {connection for connection in self._gone if not self._is_read(connection)}
+        self._gone.difference_update(dead)
+        before, table = len(self._lent), self._map
+        for _ in range(before):
+            lease, connection, place = self._lent.popleft()
+            if table[_TOKEN_BYTES + lease] and connection not in dead:
+                self._lent.append((lease, connection, place))
+            else:
+                self._end(lease, connection, place)
+        return len(self._lent) < before
+
+    def _end(self, lease: int, connection: Connection, place: _Place) -> None:
+        self._free_leases.append(lease)
+        place.leases -= 1
+        self._settle(place)
+
+    def _settle(self, place: _Place) -> None:
+        self._idle.pop(place, None)
+        if not place.is_used:
+            self._give_back(place)
+        elif not place.leases:
+            self._idle[place] = None
+
+    def _is_read(self, connection: Connection) -> bool:
+        """Return whether the process at the other end of a connection that is gone still has the memory."""
+        lock = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _LOCKED_FROM + int(connection), 1, 0)
+        answer = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, lock)
+        return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+class _PeersMemory:
+    """The memory of another process, mapped for one connection that it has opened."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        """Map it.
+
+        Raises:
+            OSError: it cannot be reached.
+            ValueError: it is not what its owner says.
+        """
+        path = Path(f"/proc/{memory.process}/fd/{memory.descriptor}")
+        if not str(path.readlink()).startswith(f"/memfd:{_NAME} "):
+            raise ValueError(f"{path} is no memory for payloads")
+        self._descriptor: Final = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
+        self._process: Final = os.getpid()
+        about = os.fstat(self._descriptor)
+        seals = fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS)
+        if about.st_uid != os.geteuid() or about.st_size != memory.nbytes or seals & _SEALS != _SEALS:
+            raise ValueError(f"{path} is not this user's, has another size, or could be shrunk")
+        lock = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, _LOCKED_FROM + memory.number, 1, 0)
+        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, lock)
+        # A mapping keeps a descriptor of its own, and with the same one a forked child would hold the lock.
+        mapped = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map: Final = mmap.mmap(mapped, memory.nbytes)
+        finally:
+            os.close(mapped)
+        if self._map[:_TOKEN_BYTES] != memory.token:
+            raise ValueError(f"{path} is another process's memory")
+
+    def payload(self, offset: int, nbytes: int, lease: int) -> Buffer | None:
+        """See `SharedPayloads.payload`."""
+        if not (_BEGIN <= offset <= offset + nbytes <= len(self._map) and 0 < lease <= _LEASES):
+            return None
+        payload = np.frombuffer(self._map, np.uint8, nbytes, offset)
+        weakref.finalize(payload, self._end, lease).atexit = False
+        return payload
+
+    def _end(self, lease: int) -> None:
+        if os.getpid() == self._process:  # a forked child has a copy of what refers to the payload
+            self._map[_TOKEN_BYTES + lease] = 0

@@ -1,0 +1,312 @@
+"""Payloads by reference come as they were, in bounded memory, and nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from netstorm.lab.testing.conformance import VanConformance
+from netstorm.protocol.frames import constant_payload
+from netstorm.protocol.messages import SharedMemory
+from netstorm.pslite.shared_memory import SharedPayloads
+from netstorm.pslite.van import Connection
+from netstorm.pslite.zeromq import ZmqVan
+from tests.integration.forking import ROOT
+from tests.integration.pslite.test_zmq_van_conformance import ProxiedWorld
+
+A, B = Connection(1), Connection(2)
+HERE = Connection(-7)
+"""How the reader numbers the connection."""
+MB = 2**20
+MOST = 64 * MB
+SHARED = Path("/dev/shm")
+
+
+class TestZmqVanWithSharedMemory(VanConformance):
+    """Of a pair of vans one has shared its memory with the other."""
+
+    @pytest.fixture
+    def world(self):
+        world = ProxiedWorld()
+        yield world
+        world.close()
+
+    def pair(self, world):
+        here, there = super().pair(world)
+        here.transmit(A, b"", None)  # the other side numbers a connection when it hears of it
+        [message] = self.messages(world, there, 1, here)
+        assert there.memory.borrow(message.connection, here.memory.lend(A))
+        here.memory.share(A)
+        return here, there
+
+
+class Pair:
+    """Who owns memory, and who reads it, in one process."""
+
+    def __init__(self) -> None:
+        self.owner, self.reader = SharedPayloads(most_bytes=MOST), SharedPayloads(most_bytes=MOST)
+        self.connect(A, HERE)
+
+    def connect(self, connection: Connection, there: Connection) -> None:
+        offered = self.owner.lend(connection)
+        assert offered is not None
+        assert self.reader.borrow(there, offered)
+        self.owner.share(connection)
+
+    def give(self, values: object, connection: Connection = A, there: Connection = HERE) -> np.ndarray | None:
+        """Return what the reader gets; None: it is to go over the connection."""
+        reference = self.owner.reference(connection, values)
+        return None if reference is None else self.reader.payload(there, reference)
+
+    def close(self) -> None:
+        self.owner.close()
+        self.reader.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+def values_of(number: int, nbytes: int = MB) -> np.ndarray:
+    return np.full(nbytes, number, np.uint8)
+
+
+def test_memory_is_used_again_once_readers_drop_what_they_have_and_not_before(pair):
+    kept = []
+    while (payload := pair.give(values_of(len(kept) % 251))) is not None:
+        kept.append(payload)
+    assert 100 < len(kept) < 256  # MB: a bound, and then payloads go over the connection
+    assert all((payload == number % 251).all() for number, payload in enumerate(kept))
+    views = [np.frombuffer(payload, np.float32)[10:] for payload in kept[::2]]
+    kept[:] = kept[1::2]  # views of the others still use their memory
+    assert pair.give(values_of(255)) is None
+    del views[50:]
+    again = [pair.give(values_of(255)) for _ in range(len(views))]
+    assert all(payload is not None for payload in again[:40])
+    assert all((payload == (2 * place + 1) % 251).all() for place, payload in enumerate(kept))
+    assert all((np.frombuffer(view, np.uint8) == 2 * place % 251).all() for place, view in enumerate(views))
+
+
+def test_rounds_without_end_need_the_same_few_pages(pair):
+    places = set()
+    for number in range(5000):
+        payload = pair.give(values_of(number % 256, 65536))
+        assert payload is not None
+        assert payload[0] == payload[-1] == number % 256
+        places.add(payload.__array_interface__["data"][0])
+        del payload
+    assert len(places) <= 2
+
+
+def test_a_constant_payload_lies_at_one_place_for_all_and_nobody_can_change_it(pair):
+    pair.connect(B, Connection(-8))
+    constant = constant_payload(values_of(7))
+    first, second = pair.give(constant), pair.give(constant, B, Connection(-8))
+    with pytest.raises(ValueError, match="read-only"):
+        np.frombuffer(first, np.uint8)[0] = 1
+    where = [np.frombuffer(one, np.uint8).__array_interface__["data"][0] for one in (first, second)]
+    other = pair.give(constant_payload(values_of(8)))
+    assert np.frombuffer(second, np.uint8)[-1] == 7
+    # Two mappings of one place: a write through one is seen through the other.
+    writable = np.frombuffer(pair.reader._borrowed[HERE]._map, np.uint8)
+    offset = where[0] - writable.__array_interface__["data"][0]
+    writable[offset] = 99
+    assert np.frombuffer(second, np.uint8)[0] == 99
+    assert np.frombuffer(other, np.uint8)[0] == 8
+
+
+def test_what_may_change_is_copied_for_each(pair):
+    values = values_of(1)
+    first = pair.give(values)
+    values[:] = 2
+    second = pair.give(values)
+    first[:] = 3
+    assert (second == 2).all()
+
+
+def test_small_payloads_and_those_of_other_connections_go_themselves(pair):
+    assert pair.owner.reference(A, values_of(1, 1000)) is None
+    assert pair.owner.reference(B, values_of(1)) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token": b"x" * 16},
+        {"nbytes": 4096},
+        {"descriptor": 0},
+        {"descriptor": 99_999},
+        {"process": 2**22 + 1},
+    ],
+)
+def test_memory_that_is_not_what_it_should_be_is_not_mapped(pair, wrong):
+    offered = pair.owner.lend(B)
+    assert not pair.reader.borrow(Connection(-9), msgspec.structs.replace(offered, **wrong))
+
+
+def test_a_file_of_the_same_name_that_its_owner_could_shrink_is_not_mapped(pair):
+    descriptor = os.memfd_create("netstorm")
+    os.ftruncate(descriptor, 2**20)
+    os.pwrite(descriptor, b"t" * 16, 0)
+    offered = SharedMemory(
+        process=os.getpid(), descriptor=descriptor, nbytes=2**20, token=b"t" * 16, number=1
+    )
+    assert not pair.reader.borrow(Connection(-9), offered)
+    os.close(descriptor)
+
+
+def test_references_to_what_is_not_there_are_refused(pair):
+    reference = pair.owner.reference(A, values_of(1))
+    offset, nbytes, lease, constant = np.frombuffer(reference[:8], "<u8")[0], MB, reference[16:20], b"\0"
+    for begin, size in (
+        (0, 100),
+        (offset, 2**60),
+        (2**63, MB),
+        (offset, 0),
+        (256 * MB - 5, 10),
+        (offset, MOST + 1),
+    ):
+        wrong = np.array([begin, size], "<u8").tobytes() + lease + constant
+        assert pair.reader.payload(HERE, wrong) is None
+    for number in (0, 2**31):
+        wrong = np.array([offset, nbytes], "<u8").tobytes() + np.array([number], "<u4").tobytes() + constant
+        assert pair.reader.payload(HERE, wrong) is None
+    assert pair.reader.payload(HERE, reference[:-1]) is None
+    assert pair.reader.payload(Connection(-99), reference) is None
+    assert (pair.reader.payload(HERE, reference) == 1).all()
+
+
+READER = """
+import sys
+import msgspec
+from netstorm.protocol.messages import SharedMemory
+from netstorm.pslite.shared_memory import SharedPayloads
+reader = SharedPayloads(most_bytes=2**26)
+assert reader.borrow(-7, msgspec.json.decode(sys.stdin.readline().encode(), type=SharedMemory))
+print("mapped", flush=True)
+kept = []
+for line in sys.stdin:
+    kept.append(reader.payload(-7, bytes.fromhex(line)))
+    print(int(kept[-1][-1]), flush=True)
+"""
+
+
+class Reader:
+    """Another process that reads, and keeps all that it gets."""
+
+    def __init__(self, owner: SharedPayloads) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        offered = owner.lend(B)
+        assert self.ask(msgspec.json.encode(offered).decode()) == "mapped"
+        owner.share(B)
+
+    def ask(self, line: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+
+def test_what_a_process_had_that_was_killed_comes_back_and_what_a_stopped_one_has_does_not(pair):
+    reader = Reader(pair.owner)
+    for number in range(200):
+        assert reader.ask(pair.owner.reference(B, values_of(number)).hex()) == str(number)
+    os.kill(reader.process.pid, signal.SIGSTOP)
+    pair.owner.closed(B)
+    kept = []
+    while (payload := pair.give(values_of(255))) is not None:
+        kept.append(payload)
+    assert len(kept) < 60  # of 256 MB: the stopped one has the rest
+    with reader.process:
+        reader.process.kill()
+    more = [pair.give(values_of(254)) for _ in range(150)]
+    assert all((payload == 254).all() for payload in more)
+    assert all((payload == 255).all() for payload in kept)
+
+
+def test_a_killed_owner_leaves_nothing_and_its_readers_keep_what_they_have():
+    before = set(SHARED.iterdir())
+    program = """
+import sys
+import msgspec, numpy as np
+from netstorm.pslite.shared_memory import SharedPayloads
+owner = SharedPayloads(most_bytes=2**26)
+print(msgspec.json.encode(owner.lend(1)).decode(), flush=True)
+sys.stdin.readline()
+owner.share(1)
+print(owner.reference(1, np.full(2**20, 9, np.uint8)).hex(), flush=True)
+sys.stdin.readline()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        reader = SharedPayloads(most_bytes=MOST)
+        assert reader.borrow(HERE, msgspec.json.decode(owner.stdout.readline().encode(), type=SharedMemory))
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        payload = reader.payload(HERE, bytes.fromhex(owner.stdout.readline().strip()))
+        owner.kill()
+    reader.closed(HERE)
+    assert (payload == 9).all()
+    payload[:] = 5
+    assert (payload == 5).all()
+    assert set(SHARED.iterdir()) - before == set()
+
+
+def test_a_forked_child_gives_back_nothing_of_its_parents(pair):
+    payload = pair.give(values_of(3))
+    child = os.fork()
+    if child == 0:
+        del payload
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    following = pair.give(values_of(4))
+    assert (payload == 3).all()
+    assert (following == 4).all()
+
+
+def test_descriptors_and_mappings_end_with_the_connection_and_the_last_payload(pair):
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    begun = count()
+    payloads = []
+    for number in range(10, 20):
+        pair.connect(Connection(number), Connection(-number))
+        payloads.append(pair.give(values_of(number), Connection(number), Connection(-number)))
+        pair.owner.closed(Connection(number))
+        pair.reader.closed(Connection(-number))
+    assert count() > begun
+    assert [int(payload[5]) for payload in payloads] == list(range(10, 20))
+    payloads.clear()
+    assert count() == begun
+
+
+def test_a_van_of_another_process_without_the_memory_gets_payloads_over_the_connection():
+    sender, receiver = ZmqVan(), ZmqVan()
+    port = receiver.bind("127.0.0.1", 0)
+    sender.open(A, "127.0.0.1", port)
+    assert sender.transmit(A, b"head", values_of(1))
+    deadline = time.monotonic() + 10
+    while not (events := receiver.poll(0.1)):
+        assert time.monotonic() < deadline
+    assert (np.frombuffer(events[0].frames[1], np.uint8) == 1).all()
+    sender.shut(0)
+    receiver.shut(0)
