@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from netstorm import __version__
-from netstorm.addresses import host_port
+from netstorm.addresses import host_port, is_loopback
 from netstorm.errors import FrameError, NoRoom, NotAuthorised, OtherProtocol, PeerError, ProtocolViolation
 from netstorm.observe.log import Counters, Drops
 from netstorm.observe.trace import Trace
@@ -109,6 +109,7 @@ class Endpoint:
         trace: Trace | None = None,
         traffic: HostTraffic | None = None,
         memory: PayloadMemory | None = None,
+        is_own: Callable[[str], bool] = is_loopback,
     ) -> None:
         """Begin without any session.
 
@@ -129,6 +130,7 @@ class Endpoint:
             trace: records all deliveries.
             traffic: what this job and others on its host tell each other; None: the job has no priority.
             memory: of payloads between processes of one machine; None: they go over connections.
+            is_own: whether an address is one of this machine's own.
         """
         self.process: Final = LocalProcess(job=job, incarnation=incarnation, rank=rank, boot=boot)
         self.counters: Final = counters or Counters()
@@ -155,6 +157,7 @@ class Endpoint:
             trace=trace,
             traffic=traffic,
             memory=memory,
+            is_own=is_own,
         )
         self._inquiries: Final[dict[Peer, _Trial]] = {}
         """Those that need a connection."""

@@ -22,6 +22,7 @@ __all__ = [
     "advertised_host",
     "boot_number",
     "given_host",
+    "is_own_address",
     "listening_host",
     "loopback_host",
     "machine_number",
@@ -181,6 +182,13 @@ def source_towards(address: str) -> str | None:
             return str(probe.getsockname()[0])
     except OSError:
         return None
+
+
+def is_own_address(host: str) -> bool:
+    """Return whether an address is one of this machine's own, in this network namespace. No name is looked
+    up.
+    """
+    return is_loopback(host) or (is_address(host) and source_towards(host) == host)
 
 
 def machine_number() -> int:

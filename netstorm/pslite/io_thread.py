@@ -27,7 +27,7 @@ from netstorm.protocol.frames import Peer
 from netstorm.pslite.admission import load_credentials
 from netstorm.pslite.endpoint import Endpoint, LoggedEndpoint, Stack
 from netstorm.pslite.guard import most_sessions
-from netstorm.pslite.host_addresses import boot_number
+from netstorm.pslite.host_addresses import boot_number, is_own_address
 from netstorm.pslite.machine import Machine
 from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.sending import HostTraffic
@@ -437,6 +437,7 @@ def start_driver(
             trace=trace,
             traffic=traffic,
             memory=van.memory if settings.shared_memory else None,
+            is_own=is_own_address,
         )
         thread = IoThread(
             Stack(machine, endpoint), van, switch_interval_s=settings.switch_interval_s, name=name

@@ -17,7 +17,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
 
-from netstorm.addresses import host_port, is_loopback
+from netstorm.addresses import host_port
 from netstorm.errors import NoRoom, ProtocolViolation
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Peer, encode_body, seal
@@ -150,6 +150,9 @@ class SessionContext(Protocol):
     @property
     def memory(self) -> PayloadMemory | None:
         """Payloads between processes of one machine may lie in it; None: they go over connections."""
+
+    def is_own(self, host: str) -> bool:
+        """Return whether an address is one of this machine's own."""
 
     def hello(self, session: Session, boot: int) -> m.Hello:
         """Return this process's Hello for the new connection of a session."""
@@ -618,10 +621,10 @@ class OpenedSession(Session):
     def _boot(self) -> int:
         """Return the boot's number if the connection may be one within the machine; else 0.
 
-        An address alone does not say so: behind a loopback address may be a tunnel to elsewhere. Nor does the
-        boot: an emulated network within a machine stands for a real one.
+        An address alone does not say so: behind one of this machine may be a tunnel to elsewhere. Nor does
+        the boot: an emulated network within a machine stands for a real one.
         """
-        return self._context.boot if is_loopback(self.host) else 0
+        return self._context.boot if self._context.is_own(self.host) else 0
 
     def _handshake_deadline(self) -> float:
         timeout_s = math.ldexp(self._limits.handshake_s, self._failures)

@@ -157,7 +157,8 @@ class SessionTable:
         may_be_busy: Callable[[Peer, float], bool],
         trace: Trace | None,
         traffic: HostTraffic | None,
-        memory: PayloadMemory | None = None,
+        memory: PayloadMemory | None,
+        is_own: Callable[[str], bool],
     ) -> None:
         """`trace`: records all deliveries; for the others see `SessionContext`."""
         self.limits: Final = limits
@@ -171,6 +172,7 @@ class SessionTable:
         self.acknowledges: Final = acknowledges
         self.may_be_busy: Final = may_be_busy
         self.memory: Final = memory
+        self.is_own: Final = is_own
         self.resumed_at = -math.inf
         self._process: Final = process
         self._trace: Final = trace

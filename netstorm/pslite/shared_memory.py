@@ -31,6 +31,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, constant_payload, is_constant
 from netstorm.protocol.messages import SharedMemory
 from netstorm.pslite.van import Connection
@@ -69,8 +70,16 @@ class SharedPayloads:
     thread; payloads may die on any.
     """
 
-    def __init__(self, *, most_bytes: int) -> None:
-        """Begin without memory: it is made for the first peer. `most_bytes`: of a payload."""
+    def __init__(self, counters: Counters, *, most_bytes: int, nbytes: int = _SIZE) -> None:
+        """Begin without memory: `nbytes` are taken for the first peer.
+
+        Args:
+            counters: count payloads that went by reference, and those for which there was no room.
+            most_bytes: of a payload.
+            nbytes: of the memory.
+        """
+        self._counters: Final = counters
+        self._nbytes: Final = nbytes
         self._most_bytes: Final = most_bytes
         self._own: _OwnMemory | None = None
         self._unavailable = False
@@ -83,7 +92,7 @@ class SharedPayloads:
         """
         if self._own is None and not self._unavailable:
             try:
-                self._own = _OwnMemory(_SIZE)
+                self._own = _OwnMemory(self._nbytes)
             except OSError:
                 self._unavailable = True
         return None if self._own is None else self._own.described(connection)
@@ -108,7 +117,9 @@ class SharedPayloads:
         if connection not in self._shared or memoryview(payload).nbytes < _LEAST:
             return None
         assert self._own is not None
-        return self._own.reference(connection, payload)
+        reference = self._own.reference(connection, payload)
+        self._counters.add("payloads_without_memory" if reference is None else "payloads_in_shared_memory")
+        return reference
 
     def payload(self, connection: Connection, reference: Buffer) -> Buffer | None:
         """Return the payload that a peer refers to, writable unless it is constant; None: no process of a job

@@ -112,7 +112,7 @@ class ZmqVan:
             link_timeout_s=link_timeout_s,
             max_message_bytes=largest,
         )
-        self.memory: Final = SharedPayloads(most_bytes=max_message_bytes)
+        self.memory: Final = SharedPayloads(counters, most_bytes=max_message_bytes)
         """Of payloads between processes of this machine."""
         self._reader: Final = ZmqReader(Drops(counters), self._guard, self.memory)
         self._router: zmq.Socket[bytes] | None = None

@@ -9,16 +9,23 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from netstorm.addresses import is_address
 from netstorm.lab.testing.conformance import VanConformance
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import constant_payload
 from netstorm.protocol.messages import SharedMemory
+from netstorm.pslite.host_addresses import is_own_address
 from netstorm.pslite.shared_memory import SharedPayloads
-from netstorm.pslite.van import Connection
+from netstorm.pslite.van import Connection, Received
 from netstorm.pslite.zeromq import ZmqVan
 from tests.integration.forking import ROOT
 from tests.integration.pslite.test_zmq_van_conformance import ProxiedWorld
@@ -26,8 +33,11 @@ from tests.integration.pslite.test_zmq_van_conformance import ProxiedWorld
 A, B = Connection(1), Connection(2)
 HERE = Connection(-7)
 """How the reader numbers the connection."""
-MB = 2**20
-MOST = 64 * MB
+KB = 2**10
+SIZE, MOST = 8 * 2**20, 4 * 2**20
+"""Bytes of the memory, and of the largest payload."""
+Bytes = Any
+"""An array of bytes, or None: the payload is to go over the connection."""
 SHARED = Path("/dev/shm")
 
 
@@ -44,7 +54,11 @@ class TestZmqVanWithSharedMemory(VanConformance):
         here, there = super().pair(world)
         here.transmit(A, b"", None)  # the other side numbers a connection when it hears of it
         [message] = self.messages(world, there, 1, here)
-        assert there.memory.borrow(message.connection, here.memory.lend(A))
+        assert isinstance(here, ZmqVan)
+        assert isinstance(there, ZmqVan)
+        offered = here.memory.lend(A)
+        assert offered is not None
+        assert there.memory.borrow(message.connection, offered)
         here.memory.share(A)
         return here, there
 
@@ -53,7 +67,9 @@ class Pair:
     """Who owns memory, and who reads it, in one process."""
 
     def __init__(self) -> None:
-        self.owner, self.reader = SharedPayloads(most_bytes=MOST), SharedPayloads(most_bytes=MOST)
+        self.counters = Counters()
+        self.owner = SharedPayloads(self.counters, most_bytes=MOST, nbytes=SIZE)
+        self.reader = SharedPayloads(Counters(), most_bytes=MOST)
         self.connect(A, HERE)
 
     def connect(self, connection: Connection, there: Connection) -> None:
@@ -62,8 +78,8 @@ class Pair:
         assert self.reader.borrow(there, offered)
         self.owner.share(connection)
 
-    def give(self, values: object, connection: Connection = A, there: Connection = HERE) -> np.ndarray | None:
-        """Return what the reader gets; None: it is to go over the connection."""
+    def give(self, values: object, connection: Connection = A, there: Connection = HERE) -> Bytes:
+        """Return what the reader gets."""
         reference = self.owner.reference(connection, values)
         return None if reference is None else self.reader.payload(there, reference)
 
@@ -79,15 +95,16 @@ def pair() -> Iterator[Pair]:
     pair.close()
 
 
-def values_of(number: int, nbytes: int = MB) -> np.ndarray:
+def values_of(number: int, nbytes: int = 32 * KB) -> Bytes:
     return np.full(nbytes, number, np.uint8)
 
 
 def test_memory_is_used_again_once_readers_drop_what_they_have_and_not_before(pair):
-    kept = []
+    kept: list[Bytes] = []
     while (payload := pair.give(values_of(len(kept) % 251))) is not None:
         kept.append(payload)
-    assert 100 < len(kept) < 256  # MB: a bound, and then payloads go over the connection
+    assert pair.counters.snapshot() == {"payloads_in_shared_memory": len(kept), "payloads_without_memory": 1}
+    assert 200 < len(kept) < 256  # a bound, and then payloads go over the connection
     assert all((payload == number % 251).all() for number, payload in enumerate(kept))
     views = [np.frombuffer(payload, np.float32)[10:] for payload in kept[::2]]
     kept[:] = kept[1::2]  # views of the others still use their memory
@@ -108,6 +125,26 @@ def test_rounds_without_end_need_the_same_few_pages(pair):
         places.add(payload.__array_interface__["data"][0])
         del payload
     assert len(places) <= 2
+
+
+@given(st.lists(st.tuples(st.integers(17_000, MOST), st.integers(0, 9)), max_size=40))
+@settings(max_examples=40)
+def test_no_two_payloads_under_way_share_memory_whatever_their_sizes(steps):
+    """Each step gives a payload of some size, and drops one that was given before."""
+    pair, kept, payload = Pair(), dict[int, tuple[int, Bytes]](), None
+    for number, (nbytes, dropped) in enumerate(steps):
+        kept.pop(dropped, None)
+        payload = pair.give(values_of(number, nbytes))
+        if payload is not None:
+            kept[number % 10] = number, payload
+    for number, payload in kept.values():
+        assert payload[0] == payload[-1] == payload[len(payload) // 2] == number
+    kept.clear()
+    payload = None
+    whole = [pair.give(values_of(1, 2_000_000)) for _ in range(4)]
+    assert all(one is not None for one in whole), "free places do not join again"
+    whole.clear()
+    pair.close()
 
 
 def test_a_constant_payload_lies_at_one_place_for_all_and_nobody_can_change_it(pair):
@@ -169,13 +206,14 @@ def test_a_file_of_the_same_name_that_its_owner_could_shrink_is_not_mapped(pair)
 
 def test_references_to_what_is_not_there_are_refused(pair):
     reference = pair.owner.reference(A, values_of(1))
-    offset, nbytes, lease, constant = np.frombuffer(reference[:8], "<u8")[0], MB, reference[16:20], b"\0"
+    offset, nbytes = np.frombuffer(reference[:16], "<u8")
+    lease, constant = reference[16:20], b"\0"
     for begin, size in (
         (0, 100),
         (offset, 2**60),
-        (2**63, MB),
+        (2**63, 100),
         (offset, 0),
-        (256 * MB - 5, 10),
+        (SIZE - 5, 10),
         (offset, MOST + 1),
     ):
         wrong = np.array([begin, size], "<u8").tobytes() + lease + constant
@@ -191,9 +229,11 @@ def test_references_to_what_is_not_there_are_refused(pair):
 READER = """
 import sys
 import msgspec
+from netstorm.observe.log import Counters
 from netstorm.protocol.messages import SharedMemory
+from netstorm.pslite.host_addresses import is_own_address
 from netstorm.pslite.shared_memory import SharedPayloads
-reader = SharedPayloads(most_bytes=2**26)
+reader = SharedPayloads(Counters(), most_bytes=2**26)
 assert reader.borrow(-7, msgspec.json.decode(sys.stdin.readline().encode(), type=SharedMemory))
 print("mapped", flush=True)
 kept = []
@@ -244,8 +284,10 @@ def test_a_killed_owner_leaves_nothing_and_its_readers_keep_what_they_have():
     program = """
 import sys
 import msgspec, numpy as np
+from netstorm.observe.log import Counters
+from netstorm.pslite.host_addresses import is_own_address
 from netstorm.pslite.shared_memory import SharedPayloads
-owner = SharedPayloads(most_bytes=2**26)
+owner = SharedPayloads(Counters(), most_bytes=2**26)
 print(msgspec.json.encode(owner.lend(1)).decode(), flush=True)
 sys.stdin.readline()
 owner.share(1)
@@ -257,11 +299,11 @@ sys.stdin.readline()
     ) as owner:
         assert owner.stdin is not None
         assert owner.stdout is not None
-        reader = SharedPayloads(most_bytes=MOST)
+        reader = SharedPayloads(Counters(), most_bytes=MOST)
         assert reader.borrow(HERE, msgspec.json.decode(owner.stdout.readline().encode(), type=SharedMemory))
         owner.stdin.write("\n")
         owner.stdin.flush()
-        payload = reader.payload(HERE, bytes.fromhex(owner.stdout.readline().strip()))
+        payload: Bytes = reader.payload(HERE, bytes.fromhex(owner.stdout.readline().strip()))
         owner.kill()
     reader.closed(HERE)
     assert (payload == 9).all()
@@ -299,6 +341,19 @@ def test_descriptors_and_mappings_end_with_the_connection_and_the_last_payload(p
     assert count() == begun
 
 
+def test_addresses_of_this_machine_are_recognised_and_names_are_not_looked_up():
+    found = [
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if is_address(entry.address)
+    ]
+    own = [address for address in found if "%" not in address]
+    assert own
+    assert all(map(is_own_address, own))
+    assert not any(map(is_own_address, ["198.51.100.7", "2001:db8::7", "host.example", ""]))
+
+
 def test_a_van_of_another_process_without_the_memory_gets_payloads_over_the_connection():
     sender, receiver = ZmqVan(), ZmqVan()
     port = receiver.bind("127.0.0.1", 0)
@@ -307,6 +362,7 @@ def test_a_van_of_another_process_without_the_memory_gets_payloads_over_the_conn
     deadline = time.monotonic() + 10
     while not (events := receiver.poll(0.1)):
         assert time.monotonic() < deadline
+    assert isinstance(events[0], Received)
     assert (np.frombuffer(events[0].frames[1], np.uint8) == 1).all()
     sender.shut(0)
     receiver.shut(0)
