@@ -347,9 +347,9 @@ class _PeersMemory:
         """See `SharedPayloads.payload`."""
         if not (_BEGIN <= offset <= offset + nbytes <= len(self._map) and 0 < lease <= _LEASES):
             return None
-        payload = np.frombuffer(self._map, np.uint8, nbytes, offset)
-        weakref.finalize(payload, self._end, lease).atexit = False
-        return payload
+        values = np.frombuffer(self._map, np.uint8, nbytes, offset)
+        weakref.finalize(values, self._end, lease).atexit = False
+        return values.data
 
     def _end(self, lease: int) -> None:
         if os.getpid() == self._process:  # a forked child has a copy of what refers to the payload
