@@ -61,6 +61,7 @@ _LOCK: Final = struct.Struct("hhqqi4x")
 _LOCKED_FROM: Final = 2**40
 """Readers lock the byte with the number of their connection, beyond the memory itself."""
 
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
 _NAME: Final = "netstorm"
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -325,17 +326,19 @@ class _PeersMemory:
         path = Path(f"/proc/{memory.process}/fd/{memory.descriptor}")
         if not str(path.readlink()).startswith(f"/memfd:{_NAME} "):
             raise ValueError(f"{path} is no memory for payloads")
-        self._descriptor: Final = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._descriptor: Final = os.open(path, _FLAGS)
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         self._process: Final = os.getpid()
         about = os.fstat(self._descriptor)
         seals = fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS)
         if about.st_uid != os.geteuid() or about.st_size != memory.nbytes or seals & _SEALS != _SEALS:
             raise ValueError(f"{path} is not this user's, has another size, or could be shrunk")
+        if not 0 < memory.number < _LOCKED_FROM:
+            raise ValueError(f"{memory.number} is no number of a connection that its side has opened")
         lock = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, _LOCKED_FROM + memory.number, 1, 0)
         fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, lock)
         # A mapping keeps a descriptor of its own, and with the same one a forked child would hold the lock.
-        mapped = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        mapped = os.open(path, _FLAGS)
         try:
             self._map: Final = mmap.mmap(mapped, memory.nbytes)
         finally:

@@ -192,6 +192,10 @@ def test_small_payloads_and_those_of_other_connections_go_themselves(pair):
         {"descriptor": 0},
         {"descriptor": 99_999},
         {"process": 2**22 + 1},
+        {"process": -1},
+        {"nbytes": 2**64 - 1},
+        {"number": 2**63},
+        {"number": 0},
     ],
 )
 def test_memory_that_is_not_what_it_should_be_is_not_mapped(pair, wrong):
