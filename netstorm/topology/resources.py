@@ -6,6 +6,7 @@ use the matrix A of resources by pairs: a load g on pairs is feasible if A·g �
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +20,15 @@ from scipy.optimize import linprog
 from scipy.sparse import csgraph
 
 from netstorm.errors import NetStormError, Unreachable, UsageError
-from netstorm.topology.network import Network, Rank, Routing
+from netstorm.topology.network import Network, Rank, Routing, shown_ranks
 from netstorm.topology.policy import Forest, Policy
 from netstorm.topology.tree import Tree, transfer_delays, tree_delay
+from netstorm.units import format_rate
 
 __all__ = [
     "Floats",
     "Optimum",
+    "Price",
     "Resources",
     "fluid_time",
     "latency_bound",
@@ -246,13 +249,32 @@ _MOST_ROUNDS: Final = 200
 _ENOUGH: Final = 1e-5
 """A cut that lacks less than this part of the rate counts as satisfied."""
 
+_NOTHING: Final = 1e-6
+"""Shares of a proof that are rounding errors of its solution."""
+
+_MOST_NAMED: Final = 4
+"""Sets and resources that a proof in words names."""
+
 _UNIT: Final = 2**24
 """The rate X in the integers of scipy's max-flow."""
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one resource counts in the proof of an optimum."""
+
+    name: str
+    capacity: float
+    """bit/s."""
+    share: float
+    """Of the optimum's rate: with 1 % more of this resource the optimum is at most so many % faster."""
+    latency: float
+    """Least seconds of a bit on its way over it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimum:
-    """The fastest all-reduce of a tensor in the fluid model, and what bounds it."""
+    """The fastest all-reduce of a tensor in the fluid model, and the proof that none is faster."""
 
     rate: float
     """Bit/s of the tensor."""
@@ -260,6 +282,37 @@ class Optimum:
     """For the given tensor."""
     gap: float
     """Relative error: `rate` may be too high by this much, and is not too low."""
+    prices: tuple[Price, ...] = ()
+    """The solution of the dual program, largest share first. If each resource costs `share * rate / capacity`
+    for each bit, then every bit of a tensor that is summed costs at least 1, whatever the trees, and all
+    capacities together cost `rate` a second: so no more than `rate` is summed.
+    """
+    sets: tuple[tuple[Rank, ...], ...] = ()
+    """Sets of nodes into and out of which everything must pass, in the proof; of a set and the others, the
+    smaller one."""
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds that no all-reduce takes less than: some bit is sent over a resource that has a price once
+        the optimum's time is over, and has its latency before it.
+        """
+        return self.seconds + min((price.latency for price in self.prices), default=0.0)
+
+    def reason(self) -> str:
+        """Return in words why none is faster; empty: there is only one node."""
+        if not self.prices:
+            return ""
+        named = ", ".join(shown_ranks(ranks) for ranks in self.sets[:_MOST_NAMED])
+        if len(self.sets) > _MOST_NAMED:
+            named += ", …"
+        between = named if len(self.sets) == 1 else f"each of {len(self.sets)} sets ({named})"
+        over = [
+            f"{price.name} ({format_rate(price.capacity)}, {price.share:.0%})"
+            for price in self.prices[:_MOST_NAMED]
+        ]
+        rest = len(self.prices) - len(over)
+        more = f" and {rest} more" if rest else ""
+        return f"everything must pass between {between} and the other nodes, over {', '.join(over)}{more}"
 
 
 def optimum(network: Network, nbytes: float, *, gap: float = _GAP) -> Optimum:
@@ -278,8 +331,32 @@ def optimum(network: Network, nbytes: float, *, gap: float = _GAP) -> Optimum:
         raise Unreachable(f"there is no path from ranks {parts[0]} to ranks {parts[1]}")
     if network.size == 1:
         return Optimum(rate=float("inf"), seconds=0.0, gap=0.0)
-    rate, found = _Program(Resources.of(network), network.size).solve(gap)
-    return Optimum(rate=rate, seconds=8 * nbytes / rate, gap=found)
+    resources = Resources.of(network)
+    program = _Program(resources, network.size)
+    rate, found = program.solve(gap)
+    shares = program.duals * resources.capacities / rate
+    latencies = _least_latencies(network, resources)
+    return Optimum(
+        rate=rate,
+        seconds=8 * nbytes / rate,
+        gap=found,
+        prices=tuple(
+            Price(resources.names[one], float(resources.capacities[one]), float(shares[one]), latencies[one])
+            for one in np.argsort(-shares, kind="stable")
+            if shares[one] > _NOTHING
+        ),
+        sets=program.tight_sets(),
+    )
+
+
+def _least_latencies(network: Network, resources: Resources) -> list[float]:
+    """Return, by resource, the least latency of a pair that uses it."""
+    latencies = np.array([network.link(*pair).latency for pair in resources.pairs])
+    matrix = resources.matrix
+    return [
+        float(latencies[matrix.indices[begin:end]].min(initial=np.inf))
+        for begin, end in itertools.pairwise(matrix.indptr)
+    ]
 
 
 class _Program:
@@ -300,6 +377,11 @@ class _Program:
         self._by_pair: Final[Any] = sparse.csr_array(matrix.T)
         rows = matrix.shape[0]
         self._limits: Final[Any] = sparse.hstack([sparse.csr_array((rows, 1 + size)), matrix, matrix], "csr")
+        self.duals: Floats = np.zeros(len(self._capacities))
+        """By resource, of the last solution: bit/s of the tensor for each bit/s."""
+        self._weights: Floats = np.zeros(0)
+        """The same of the sets."""
+        self._sets: Final[list[npt.NDArray[np.bool_]]] = []
         self._cuts: list[Floats] = []
         self._known: set[tuple[int, bytes]] = set()
         for rank in range(size):
@@ -358,7 +440,21 @@ class _Program:
         )
         if found.status != 0:
             raise NetStormError(f"the linear program of the optimum was not solved: {found.message}")
+        duals = np.maximum(-found.ineqlin.marginals, 0.0)
+        self.duals, self._weights = np.split(duals, [len(self._capacities)])
         return -float(found.fun), np.maximum(found.x, 0.0)
+
+    def tight_sets(self) -> tuple[tuple[Rank, ...], ...]:
+        """Return the sets of the last solution's proof, those that count most first."""
+        weights: dict[tuple[Rank, ...], float] = {}
+        for inside, weight in zip(self._sets, self._weights, strict=False):  # some came after it
+            if weight > _NOTHING:
+                sides = [
+                    tuple(Rank(int(rank)) for rank in np.flatnonzero(side)) for side in (inside, ~inside)
+                ]
+                ranks = min(sides, key=lambda side: (len(side), side))
+                weights[ranks] = weights.get(ranks, 0.0) + float(weight)
+        return tuple(sorted(weights, key=lambda ranks: (-weights[ranks], ranks)))
 
     def _separate(self, point: Floats) -> float:
         """Add the sets that take in less than the point's rate; return the least that any takes in."""
@@ -381,6 +477,7 @@ class _Program:
         if name in self._known:
             return
         self._known.add(name)
+        self._sets.append(np.array(inside, bool))
         sources, targets = (self._sources, self._targets) if phase == 0 else (self._targets, self._sources)
         into = inside[targets] & ~inside[sources]
         nothing = np.zeros(self._edges)

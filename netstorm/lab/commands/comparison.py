@@ -17,7 +17,7 @@ from netstorm.topology.form import SCHEMES, Options
 from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import predict
-from netstorm.topology.resources import Floats, Resources, fluid_time, latency_bound, optimum
+from netstorm.topology.resources import Floats, Optimum, Resources, fluid_time, latency_bound, optimum
 
 __all__ = [
     "ALL",
@@ -84,7 +84,7 @@ class Comparison:
     tensors: tuple[int, ...]
     """Bytes."""
     chunk_bytes: int
-    optimum_s: float
+    optimum: Optimum
     latency_bound_s: float
     """Bound by latency alone; above the optimum for small tensors, since the optimum ignores latency."""
     outcomes: dict[str, SchemeOutcome]
@@ -92,6 +92,16 @@ class Comparison:
     errors: dict[str, str]
     """By scheme that does not apply to this network: the reason."""
     chosen: str
+
+    @property
+    def optimum_s(self) -> float:
+        """Time of the optimum, in the fluid model."""
+        return self.optimum.seconds
+
+    @property
+    def bound_s(self) -> float:
+        """Time that no all-reduce takes less than."""
+        return max(self.optimum.bound_s, self.latency_bound_s)
 
     @property
     def nbytes(self) -> int:
@@ -158,7 +168,7 @@ def compare(
         network=network,
         tensors=options.tensors,
         chunk_bytes=options.chunk_bytes,
-        optimum_s=best.seconds,
+        optimum=best,
         latency_bound_s=bound_s,
         outcomes=outcomes,
         errors=errors,

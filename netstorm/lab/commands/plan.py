@@ -179,6 +179,14 @@ def to_json(comparison: Comparison, codecs: CodecPlan | None = None) -> dict[str
         "nodes": comparison.network.size,
         "optimum_s": comparison.optimum_s,
         "latency_bound_s": comparison.latency_bound_s,
+        "bound_s": comparison.bound_s,
+        "proof": {
+            "sets": comparison.optimum.sets,
+            "resources": [
+                {"name": price.name, "bit_per_s": price.capacity, "share": price.share}
+                for price in comparison.optimum.prices
+            ],
+        },
         "schemes": {name: _scheme(comparison, name) for name in comparison.outcomes},
         "not_applicable": comparison.errors,
         "chosen": comparison.chosen,
@@ -220,9 +228,17 @@ def print_comparison(comparison: Comparison, console: Console, codecs: CodecPlan
         f"{size_text(comparison.nbytes)} in {count} tensor{'s' * (count > 1)}, in chunks of "
         f"{format_bytes(comparison.chunk_bytes)}, among {network.size} nodes.\n"
         f"The optimum, in the fluid model: {time_text(comparison.optimum_s)}; with latencies, nothing "
-        f"takes less than {time_text(max(comparison.optimum_s, comparison.latency_bound_s))}.",
+        f"takes less than {time_text(comparison.bound_s)}.",
         highlight=False,
     )
+    reason = comparison.optimum.reason()
+    if reason:
+        console.print(f"Why: {reason}.", highlight=False)
+        most = comparison.optimum.prices[0]
+        console.print(
+            f"A tenth more of {most.name} is worth at most {most.share / 10:.1%} of that time.",
+            highlight=False,
+        )
     console.print()
     console.print(_schemes(comparison))
     for name, error in comparison.errors.items():

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import Unreachable, UsageError
@@ -15,7 +15,7 @@ from netstorm.topology import Link
 from netstorm.topology.network import FAMILIES, Change, Network, Node, Rank, Routing, generate
 from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import MaxMin, chunks_of, predict
-from netstorm.topology.resources import Resources, fluid_time, latency_bound, optimum
+from netstorm.topology.resources import Resources, fluid_time, latency_bound, optimum, pair_loads
 from netstorm.topology.schemes import fapt, star
 from netstorm.topology.tree import Tree, transfer_delays, tree_delay
 from tests.unit.topology.flow_program import flow_rate
@@ -240,6 +240,71 @@ def test_the_gap_tells_how_far_above_what_is_achievable_the_result_may_be():
     exact, rough = optimum(network, MB, gap=1e-7), optimum(network, MB, gap=0.1)
     assert exact.gap <= 1e-6
     assert exact.rate * (1 - 1e-6) <= rough.rate <= exact.rate * (1 + rough.gap + 1e-6)
+
+
+@st.composite
+def networks_with_a_tree(draw: st.DrawFn) -> tuple[Network, Tree]:
+    """Return a network, and any tree in it: each node's parents were there before."""
+    network = draw(networks(2, 6, symmetric=None, capped=True, routing=None))
+    pairs = set(network.pairs())
+    order = draw(st.permutations(network.ranks))
+    parents: list[list[int]] = [[-1] * network.size for _ in range(2)]
+    for number, rank in enumerate(order[1:], 1):
+        before = order[:number]
+        up = [other for other in before if (rank, other) in pairs]
+        down = [other for other in before if (other, rank) in pairs]
+        assume(up and down)
+        parents[0][rank], parents[1][rank] = draw(st.sampled_from(up)), draw(st.sampled_from(down))
+    return network, Tree(
+        root=Rank(order[0]), reduce_parent=tuple(parents[0]), broadcast_parent=tuple(parents[1])
+    )
+
+
+@settings(max_examples=100)
+@given(networks_with_a_tree())
+def test_the_proof_of_an_optimum_holds_for_any_tree(network_and_tree):
+    """By the prices a bit costs at least 1 in each tree, and all that is sent in a second costs the rate."""
+    network, tree = network_and_tree
+    found = optimum(network, MB)
+    by_name = {price.name: price for price in found.prices}
+    assert sum(price.share for price in found.prices) == pytest.approx(1.0, rel=1e-3)
+    resources = Resources.of(network)
+    loads = resources.loads(pair_loads(resources, [tree], [1.0]))
+    cost = sum(
+        load * by_name[name].share * found.rate / by_name[name].capacity
+        for name, load in zip(resources.names, loads, strict=True)
+        if name in by_name
+    )
+    assert cost >= 1 - 1e-3
+
+
+@settings(max_examples=30)
+@given(networks(2, 5, symmetric=None, capped=False, routing=Routing.OVERLAY), st.floats(0.01, 2.0))
+def test_a_faster_link_is_worth_no_more_than_its_share(network, more):
+    found = optimum(network, MB)
+    for price in found.prices[:3]:
+        links = tuple(
+            replace(link, rate=link.rate * (1 + more)) if str(link) == price.name else link
+            for link in network.links
+        )
+        faster = optimum(replace(network, links=links), MB)
+        assert faster.rate <= found.rate * (1 + more * price.share) * (1 + 1e-3)
+
+
+def test_the_reason_names_the_nodes_and_links_that_everything_must_pass():
+    line = Network.uniform(4, rate=RATE)
+    capped = replace(line, nodes=(*line.nodes[:3], Node(rank=Rank(3), egress=RATE / 2)))
+    found = optimum(capped, MB)
+    assert found.sets == ((3,),)
+    assert found.reason() == (
+        "everything must pass between rank 3 and the other nodes, over egress of rank 3 (4Mbit/s, 100%)"
+    )
+    assert optimum(Network.uniform(1), MB).reason() == ""
+
+
+def test_the_bound_counts_the_latency_of_the_last_bit():
+    network = Network.uniform(2, rate=RATE, latency=0.25)
+    assert optimum(network, MB).bound_s == pytest.approx(1.25)
 
 
 def test_one_rank_alone_takes_no_time():
