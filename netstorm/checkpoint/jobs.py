@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -14,6 +14,7 @@ from netstorm import clock
 from netstorm.checkpoint.files import (
     Found,
     ShareWriter,
+    claim_step,
     complete_by_step,
     find_checkpoint,
     read_files,
@@ -37,7 +38,15 @@ from netstorm.checkpoint.format import (
 )
 from netstorm.errors import CheckpointError, Disagreement, NetStormError, UsageError, WaitTimeout
 
-__all__ = ["JobCheckpoints", "Loaded", "SaveOptions", "Saving", "SavingRanks", "wait_for_last_saving"]
+__all__ = [
+    "JobCheckpoints",
+    "Loaded",
+    "SaveOptions",
+    "Saving",
+    "SavingRanks",
+    "save_by_one",
+    "wait_for_last_saving",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +117,23 @@ def wait_for_last_saving() -> None:
     """Wait until the checkpoint before has been written, or has failed, which has been logged."""
     while _last is not None and _last._thread is not None and not _last.is_done:  # noqa: SLF001 -- of this module
         _last._thread.join(_SLICE_S)  # noqa: SLF001
+
+
+def save_by_one(
+    path: str | Path, options: SaveOptions, save: Callable[[SaveOptions], Saving], *, is_due: bool
+) -> Saving:
+    """Have one rank save for all, after the steps that the folder has; the others do nothing.
+
+    Args:
+        path: folder of the job's checkpoints.
+        options: of the call; `step` is the least one.
+        save: begins to write, with the options that the folder allows.
+        is_due: this rank is the one.
+    """
+    if not is_due:
+        return Saving(options.step or 0, Path(path))
+    wait_for_last_saving()
+    return save(replace(options, step=claim_step(path, options.step), shares=False))
 
 
 class SavingRanks(Protocol):

@@ -8,6 +8,7 @@ before the same step offer the same bytes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import threading
@@ -24,6 +25,7 @@ from netstorm.frontends.mxnet.arrays import StagingBuffer, memory_of, rows_of
 from netstorm.frontends.mxnet.checkpoint import (
     KeptState,
     from_tree,
+    mapped,
     optimizer_values,
     restore_optimizer_values,
     state_of_store,
@@ -420,13 +422,7 @@ def copy_behind(
 
 def with_copies(state: object, copies: Mapping[int, object]) -> object:
     """Return a tree with copies in the places of arrays, and values in those of what was read later."""
-    if isinstance(state, (mx.nd.NDArray, Later)):
-        return copies[id(state)]
-    if isinstance(state, dict):
-        return {key: with_copies(value, copies) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(with_copies(value, copies) for value in state)
-    return state
+    return mapped(state, lambda leaf: copies[id(leaf)] if isinstance(leaf, (mx.nd.NDArray, Later)) else leaf)
 
 
 def _copies(
@@ -503,7 +499,7 @@ class ScriptStates:
         if name in self._attached:
             raise UsageError(f"attach_state: {name!r} is attached already; give each state its own name")
         if name in self._received:
-            take(_with_arrays(self._received.pop(name)))
+            take(mapped(self._received.pop(name), _as_mxnets))
         self._attached[name] = (get, take)
 
     def receive(self, states: dict[str, object]) -> None:
@@ -513,35 +509,29 @@ class ScriptStates:
     def collect(self) -> tuple[dict[str, object], list[NDArray]]:
         """Return the states by name, and the arrays in them: copies that are queued on MXNet's engine."""
         copies: list[NDArray] = []
-        return {name: _staged(get(), name, copies) for name, (get, _) in self._attached.items()}, copies
+        staged = {
+            name: mapped(get(), functools.partial(_staged, name=name, copies=copies))
+            for name, (get, _) in self._attached.items()
+        }
+        return staged, copies
 
 
-def _staged(state: object, name: str, copies: list[NDArray]) -> object:
-    if isinstance(state, mx.nd.NDArray):
-        if state.stype != "default":
-            raise UsageError(f"attach_state: {name!r} has a {state.stype} array: give dense ones")
-        buffer = StagingBuffer.like(state)
-        buffer.copy_from(state)
+def _staged(value: object, name: str, copies: list[NDArray]) -> object:
+    if isinstance(value, mx.nd.NDArray):
+        if value.stype != "default":
+            raise UsageError(f"attach_state: {name!r} has a {value.stype} array: give dense ones")
+        buffer = StagingBuffer.like(value)
+        buffer.copy_from(value)
         copies.append(buffer.array)
         return buffer.array
-    if isinstance(state, np.ndarray):
-        return state.copy()
-    if isinstance(state, dict):
-        return {key: _staged(value, name, copies) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(_staged(value, name, copies) for value in state)
-    return state
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _with_arrays(tree: object) -> object:
-    if isinstance(tree, np.ndarray):
-        with mx.util.np_shape(True):
-            return from_tree(tree)
-    if isinstance(tree, dict):
-        return {key: _with_arrays(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_with_arrays(value) for value in tree)
-    return tree
+def _as_mxnets(value: object) -> object:
+    if not isinstance(value, np.ndarray):
+        return value
+    with mx.util.np_shape(True):
+        return from_tree(value)
 
 
 class ElasticSampler(SampleShares):
@@ -631,18 +621,12 @@ def trainer_state(trainer: mx.gluon.Trainer) -> tuple[Get, Set]:
             one.set_data(weight)
         restore_optimizer_values(trainer._optimizer, state["optimizer"])  # noqa: SLF001
         for updater in trainer._updaters:  # noqa: SLF001
-            updater.states = {key: _copied_state(value) for key, value in state["states"].items()}
+            updater.states = mapped(
+                state["states"], lambda leaf: leaf.copy() if isinstance(leaf, mx.nd.NDArray) else leaf
+            )
             updater.states_synced = dict.fromkeys(updater.states, False)
 
     return get, take
-
-
-def _copied_state(state: object) -> object:
-    if isinstance(state, mx.nd.NDArray):
-        return state.copy()
-    if isinstance(state, (list, tuple)):
-        return type(state)(_copied_state(item) for item in state)
-    return state
 
 
 # How a newcomer gets the job's state.

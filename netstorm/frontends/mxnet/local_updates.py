@@ -24,6 +24,7 @@ from netstorm.frontends.mxnet.arrays import StagingBuffer, is_dense
 from netstorm.frontends.mxnet.asynchronous import (
     AsyncEntry,
     AsynchronousKVStore,
+    CollectedStates,
     Freshness,
     Number,
     PullTarget,
@@ -338,7 +339,7 @@ class LocalEntry(Entry):
             writes=(stored.array, residual.array),
             name="netstorm_average",
             priority=due.priority,
-            skipped=lambda: self._skip(stored, round),
+            skipped=lambda: self._skip(stored.array, round),
         )
 
     def _in_turn(self, operations: Sequence[Operation]) -> Begin:
@@ -431,7 +432,7 @@ class DiLoCoEntry(LocalEntry):
             writes=(change.array, self.kept.array),
             name="netstorm_average",
             priority=due.priority,
-            skipped=lambda: self._skip(change, round),
+            skipped=lambda: self._skip(change.array, round),
         )
 
     def apply(self, outer: OuterSGD, alpha: float) -> None:
@@ -966,10 +967,9 @@ class _MixedEntry(AsyncEntry):
         calls.queue(begin, arrays, "netstorm_pull", freshness.priority, owed=f"a pull of key {name!r}")
         self.pull(outs)
 
-    def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
-        """Return the owners' states; see `AsyncEntry.pull_states`. Waits until pushes have their numbers."""
+    def wait_for_numbers(self) -> None:
+        """Wait until all pushes have their numbers."""
         self._turn.array.wait_to_read()
-        return super().pull_states(owner)
 
     def _number_of(self, gradient: StagingBuffer, owner: Owner, priority: int) -> Number:
         """Queue the sum of the site's gradients; return what has the number of the push if this rank leads.
@@ -1063,6 +1063,12 @@ class MixedSync(AsynchronousKVStore):
         """
         check_averages("MixedSync", key, value)
         super().init(key, value)
+
+    def _collect_states(self, owner: Owner) -> CollectedStates:
+        for entry in self._all():
+            assert isinstance(entry, _MixedEntry)
+            entry.wait_for_numbers()
+        return super()._collect_states(owner)
 
     def _push_and_update(self, pushed: Given, priority: int) -> None:
         if self._staleness != UNBOUNDED and self._clock == 0:
