@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -61,6 +62,7 @@ class KeyState:
     """A key on this node: what is known of its rounds."""
 
     __slots__ = (
+        "_register",
         "_rounds_before",
         "_runtime",
         "contributors",
@@ -97,6 +99,8 @@ class KeyState:
         """In an elastic job: the value is the last sum, since there is no updater."""
         self.has_deferred = False
         """There may be rounds whose update another thread has yet to queue."""
+        self._register: Final = functools.partial(runtime.register, key.spec.namespace)
+        """Makes another key of the store known to the job."""
         self._runtime: Final = runtime
         self._rounds_before = 0
         """Rounds before a checkpoint that are not counted by the key."""

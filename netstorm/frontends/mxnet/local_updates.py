@@ -51,7 +51,7 @@ from netstorm.training.averages import (
 )
 from netstorm.training.outer import OuterSGD, merge
 from netstorm.training.periods import Average, FragmentSchedule, Paced, Periodic, Periods, StepSchedule
-from netstorm.training.sites import SiteLead, SiteTensor, sums_of_sites
+from netstorm.training.sites import SiteLead, SiteTensor
 
 __all__ = ["HFA", "DiLoCo", "ESync", "LocalSGD", "MixedSync", "OuterSGD"]
 
@@ -290,12 +290,9 @@ class LocalEntry(Entry):
     def _leaders_sum(self, due: DueAverage, codec: Codec) -> EncodedSum:
         """Return the next sum of sites' changes, among one rank of each."""
         runtime, key = self._runtime, self.key
-
-        def register(name: str, shape: tuple[int, ...], form: int, members: tuple[int, ...]) -> Key:
-            return runtime.register(key.spec.namespace, name, shape, "float32", form=form, members=members)
-
         if self._across is None:
-            self._across = TensorCalls(f"{key.name}/leaders", due.sites.leaders, size=-1, register=register)
+            name, leaders = f"{key.name}/leaders", due.sites.leaders
+            self._across = TensorCalls(name, leaders, size=-1, register=self._register)
         return EncodedSum(
             self._across.keys_of(codec.fingerprint, key.spec.shape, codec),
             submit=runtime.submit,
@@ -354,10 +351,8 @@ class LocalEntry(Entry):
 
     def _of_sites(self, sites: Sites) -> SiteSums:
         if self._sums is None:
-            key, elastic = self.key, self.elastic is not None
-            self._sums = sums_of_sites(
-                self._runtime, key.spec.namespace, _site_tensor(key), sites, elastic=elastic
-            )
+            tensor, of_all = _site_tensor(self.key), self.elastic is None
+            self._sums = SiteSums(*tensor, sites, register=self._register, of_all=of_all)
         return self._sums
 
 
@@ -935,7 +930,9 @@ class _MixedEntry(AsyncEntry):
         """Begin; called once, before the key is used."""
         runtime, key = self._runtime, self.key
         elastic = runtime.node.live.is_elastic
-        self._lead = SiteLead(runtime, key.spec.namespace, [_site_tensor(key)], sites, elastic=elastic)
+        self._lead = SiteLead(
+            [_site_tensor(key)], sites, register=self._register, submit=runtime.submit, elastic=elastic
+        )
 
     def push_to_owners(
         self,
