@@ -659,17 +659,13 @@ class Dense:
 class Maxima(Dense):
     """The form of values of which the largest counts. See `Form`. NaN is larger than any number."""
 
-    __slots__ = ("_of",)
+    __slots__ = ()
 
     codec: int = MAXIMA  # type: ignore[misc] # another form's number
 
-    def __init__(self, dtype: np.dtype[np.generic]) -> None:
-        super().__init__(dtype)
-        self._of: Final = Element[dtype.name.upper()]
-
     def new_sum(self) -> ChunkSum:
         """Return an empty sum of one chunk."""
-        return ChunkSum(self._of, Reduction.MAXIMUM)
+        return ChunkSum(self._element, Reduction.MAXIMUM)
 
 
 # The form of float32 values that travel as float16 or bfloat16.

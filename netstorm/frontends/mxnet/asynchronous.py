@@ -49,7 +49,7 @@ from netstorm.frontends.mxnet.entries import (
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
 from netstorm.frontends.mxnet.owner import OwnedRule, Owner, arrays_of, with_counts
 from netstorm.frontends.mxnet.store import Given, NetStormKVStore
-from netstorm.frontends.mxnet.updates import CalledUpdater, OptimizerUpdater, write_atomically
+from netstorm.frontends.mxnet.updates import CalledUpdater, OptimizerUpdater
 from netstorm.kvstore.forms import Array, Key, Values
 from netstorm.kvstore.operations import UNBOUNDED, Done, PullOperation, Pushes, PushOperation, StatesOperation
 from netstorm.kvstore.process.elastic import Newcomer, SavingRank, collect_from_owners, wait_for_enough_nodes
@@ -490,17 +490,9 @@ class CollectedStates:
 
     def rule(self, optimizer: mx.optimizer.Optimizer) -> CalledUpdater:
         """Return a rule that has the states, and the script's `optimizer` with the owners' counts."""
-        return CalledUpdater(self._updater(optimizer), "collected from owners")
-
-    def _updater(self, optimizer: mx.optimizer.Optimizer) -> OptimizerUpdater:
         updater = OptimizerUpdater(with_counts(optimizer, self._counts, self._all_updates))
         updater.states = self._states
-        return updater
-
-    def save(self, path: str, optimizer: mx.optimizer.Optimizer, *, dump_optimizer: bool) -> None:
-        """Write a file in MXNet's format. It has the script's `optimizer` with the owners' counts."""
-        updater = self._updater(optimizer)
-        write_atomically(path, updater.get_states(dump_optimizer))
+        return CalledUpdater(updater, "collected from owners")
 
 
 def collect_entries(
@@ -734,11 +726,11 @@ class AsynchronousKVStore(ElasticOwnersStore):
         `staleness_mean` and `staleness_max` count the updates by other ranks between the value that a
         gradient was computed on and the update with that gradient.
         """
-        found = super().statistics()
-        pushes = found.get("pushes_of_blocks", 0)
-        found["staleness_mean"] = found.get("staleness_total", 0.0) / pushes if pushes else 0.0
-        found.setdefault("staleness_max", 0.0)
-        return found
+        totals = super().statistics()
+        pushes = totals.get("pushes_of_blocks", 0)
+        totals["staleness_mean"] = totals.get("staleness_total", 0.0) / pushes if pushes else 0.0
+        totals.setdefault("staleness_max", 0.0)
+        return totals
 
     def init(self, key: object, value: object) -> None:
         """Make keys known and give them rank 0's values, on all ranks. See `NetStormKVStore.init`.
@@ -885,7 +877,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
             raise UsageError(
                 "save_optimizer_states: call set_optimizer first; there are no states without an optimizer"
             )
-        self._collect_states(self._owner).save(fname, optimizer, dump_optimizer=dump_optimizer)
+        self._collect_states(self._owner).rule(optimizer).save(fname, dump_optimizer=dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what `save_optimizer_states` wrote, in a job of however many nodes; each rank takes the states

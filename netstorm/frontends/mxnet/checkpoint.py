@@ -370,9 +370,9 @@ class KeptState:
 
     def _check_known(self, user_key: int | str) -> None:
         if user_key not in self._keys:
-            known = ", ".join(repr(key) for key in list(self._keys)[:5])
+            some = ", ".join(repr(key) for key in list(self._keys)[:5])
             raise CheckpointError(
-                f"{self._source} has no key {user_key!r}; it has {len(self._keys)} keys, such as {known}: it "
+                f"{self._source} has no key {user_key!r}; it has {len(self._keys)} keys, such as {some}: it "
                 "is of another model, or a script that names its keys otherwise"
             )
 
@@ -559,7 +559,7 @@ class MXNetArrays(NumpyTensors):
         return super().data(tensor.asnumpy() if isinstance(tensor, mx.nd.NDArray) else tensor)
 
 
-class StoreRanks:
+class StoreRanks(SavingRanks):
     """The ranks of one store. Its keys' names begin with what no user's key does."""
 
     def __init__(self, runtime: Runtime, namespace: int) -> None:
@@ -574,11 +574,6 @@ class StoreRanks:
     def rank(self) -> int:
         """This node's rank."""
         return self._runtime.rank
-
-    @property
-    def writes_alone(self) -> bool:
-        """Whether this is the first of the ranks that are in the job."""
-        return self.rank == min(self.incarnations(), default=self.rank)
 
     def incarnations(self) -> dict[int, int]:
         """Return who is in the job; nobody, once it has failed."""

@@ -511,7 +511,7 @@ class Entry(KeyState):
         self, array: StagingBuffer, residual: Residual | None, update: DeferredUpdate | None
     ) -> Operands:
         if update is not None and residual is None:
-            return update.operands
+            return update.arrays.operands
         writes = [array.array]
         if residual is not None:
             writes.append(residual.array)
@@ -748,7 +748,7 @@ def compression_of(parameters: object, *, size_lower_bound: int) -> GradientComp
     if "type" in parameters:
         described = _tidied(parameters, size_lower_bound)
     else:
-        described = {pattern: _tidied(one, size_lower_bound) for pattern, one in parameters.items()}
+        described = {pattern: _tidied(codec, size_lower_bound) for pattern, codec in parameters.items()}
     return GradientCompression(rules_of(described))
 
 
@@ -860,10 +860,10 @@ def sorted_rows(source: NDArray, key: Key) -> Rows:
         UsageError: it has a row number that the key does not have.
     """
     if source.stype == "default":
-        rows = key.spec.shape[0]
-        return Rows(np.arange(rows), np.frombuffer(memory_of(source), key.dtype).reshape(rows, -1))
-    found = rows_of(source)
-    return tidy(found.numbers, found.values, key.spec.shape[0])
+        count = key.spec.shape[0]
+        return Rows(np.arange(count), np.frombuffer(memory_of(source), key.dtype).reshape(count, -1))
+    rows = rows_of(source)
+    return tidy(rows.numbers, rows.values, key.spec.shape[0])
 
 
 def write_rows(target: NDArray, parts: RowParts, key: Key, *, all_rows: bool) -> None:

@@ -609,7 +609,8 @@ class LocalUpdatesKVStore(NetStormKVStore):
                 elastic.begin_period(self._keys.entries, self._rule)
             self._pushed.clear()
             before = self.steps
-            self._follows = self._schedule.next_step(hurries=elastic is not None and not elastic.contributes)
+            hurries = elastic is not None and not elastic.live.contributes
+            self._follows = self._schedule.next_step(hurries=hurries)
             if elastic is not None:
                 elastic.skip_samples(self.steps - before - 1)
         self._pushed.update(keys)
@@ -814,8 +815,8 @@ class DiLoCo(LocalUpdatesKVStore):
                 "that joins later cannot take over sums that are under way; use 0"
             )
         self._fragments: Final = [
-            list(one.collect_params()) if isinstance(one, mx.gluon.Block) else list(one)
-            for one in model_fragments
+            list(fragment.collect_params()) if isinstance(fragment, mx.gluon.Block) else list(fragment)
+            for fragment in model_fragments
         ]
         self._plan: Final = FragmentSchedule(
             fragments=len(model_fragments), sync_every=sync_every, delay=fragment_sync_delay

@@ -270,15 +270,15 @@ class KeyTable:
         Raises:
             UsageError: a key has not been initialised, or an array does not fit its key.
         """
-        found: Given = []
+        given: Given = []
         for user_key, arrays in groups:
             entry = self._entries.get(user_key)
             if entry is None:
                 raise self._unknown(user_key, what)
             if not entry.last.have(arrays):
                 check_fits(arrays, entry.key, what)
-            found.append((entry, arrays))
-        return found
+            given.append((entry, arrays))
+        return given
 
     def check_new(
         self, user_key: int | str, values: list[NDArray], compression: GradientCompression | None, name: str
@@ -526,7 +526,7 @@ class ElasticStore(CheckpointedStore):
     @property
     def live_ranks(self) -> tuple[int, ...]:
         """The ranks that are in the job now, with those that have just joined and do not contribute yet."""
-        return tuple(range(self.num_workers)) if self._elastic is None else self._elastic.live_ranks
+        return tuple(range(self.num_workers)) if self._elastic is None else self._elastic.live.ranks
 
     def contributors(self, key: int | str) -> tuple[int, ...]:
         """Return the ranks whose values are in a key's last complete round; none before the first.
@@ -798,9 +798,9 @@ class NetStormKVStore(ElasticStore):
         """
         self._check()
         paired = paired_with_row_ids(key, out, row_ids)
-        found = self._keys.find([(user_key, outs) for user_key, outs, _ in paired], "row_sparse_pull")
+        entries = self._keys.find([(user_key, outs) for user_key, outs, _ in paired], "row_sparse_pull")
         pulls: list[tuple[RowEntry, NDArray, NDArray]] = []
-        for (entry, outs), (user_key, _, ids) in zip(found, paired, strict=True):
+        for (entry, outs), (user_key, _, ids) in zip(entries, paired, strict=True):
             if not isinstance(entry, RowEntry):
                 raise UsageError(
                     f"row_sparse_pull of key {user_key!r}, which was initialised as a dense one; pull it, "

@@ -253,7 +253,7 @@ class TorchTensors(NumpyTensors):
         return torch.frombuffer(data, dtype=dtype).reshape(description.shape)
 
 
-class GroupRanks:
+class GroupRanks(SavingRanks):
     """The ranks of a group of `torch.distributed`; one rank alone if there is none."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -271,17 +271,14 @@ class GroupRanks:
         """This process's rank in the group."""
         return self._rank
 
-    @property
-    def writes_alone(self) -> bool:
-        """Whether this is the lowest of the ranks that are there."""
-        return self._rank == min(self.incarnations(), default=self._rank)
-
     def incarnations(self) -> dict[int, int]:
         """Return who is there. Process groups of other backends do not say who has died: all are."""
         group = dist.group.WORLD if self._is_distributed and self._group is None else self._group
         if not isinstance(group, NetStormProcessGroup):
             return dict.fromkeys(range(self._size), 0)
-        present = {one.rank: one.incarnation for one in group.member.runtime.node.members if one.port}
+        present = {
+            member.rank: member.incarnation for member in group.member.runtime.node.members if member.port
+        }
         return {place: present[rank] for place, rank in enumerate(group.member.ranks) if rank in present}
 
     def gather(self, numbers: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -289,9 +286,9 @@ class GroupRanks:
         if self._size == 1:
             return {0: tuple(numbers)}
         mine = torch.tensor([1, *numbers], dtype=torch.int64, device=tensor_device(self._group))
-        found = [torch.empty_like(mine) for _ in range(self._size)]
-        dist.all_gather(found, mine, group=self._group)
-        rows = [one.tolist() for one in found]
+        gathered = [torch.empty_like(mine) for _ in range(self._size)]
+        dist.all_gather(gathered, mine, group=self._group)
+        rows = [one.tolist() for one in gathered]
         return {rank: tuple(row[1:]) for rank, row in enumerate(rows) if row[0]}
 
     def from_rank(self, rank: int, size: int, data: Bytes | None) -> Bytes:

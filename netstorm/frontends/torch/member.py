@@ -268,10 +268,12 @@ class ProcessGroupMember:
             timeout: of the call; 0 or less: the group's.
             whole: memory that the messages are parts of; copied back when all are done.
         """
-        work = self.work(text, result, timeout, lambda: ", ".join(str(one) for one, _ in messages[:4]))
+        work = self.work(
+            text, result, timeout, lambda: ", ".join(str(operation) for operation, _ in messages[:4])
+        )
 
         def finish(error: Exception | None) -> None:
-            received = [one for one, _ in messages if isinstance(one, ReceiveOperation)]
+            received = [operation for operation, _ in messages if isinstance(operation, ReceiveOperation)]
             known = error is None and len(received) == 1 and received[0].source >= 0
             source = self.ranks.index(received[0].source) if known else -1
             if error is None and whole is not None and whole.is_copy:
@@ -387,8 +389,8 @@ def future_of(work: Any, tensor: torch.Tensor) -> torch.futures.Future[torch.Ten
         done.value()
         return tensor
 
-    found: torch.futures.Future[torch.Tensor] = work.get_future().then(ended)
-    return found
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(ended)
+    return future
 
 
 # Keeps torch.compile out of NetStorm's own code, which hands memory to other threads and waits for them.
