@@ -888,8 +888,8 @@ class Sparse:
 
     def own(self, source: Entries, start: int, end: int) -> Entries | None:
         """Return this rank's entries; None: it has none."""
-        found = source.between(start, end)
-        return found if len(found.numbers) else None
+        entries = source.between(start, end)
+        return entries if len(entries.numbers) else None
 
     def write(
         self, destination: Payloads, start: int, end: int, payload: Buffer | None, contributors: int
@@ -1144,9 +1144,9 @@ def form_of(spec: KeySpec, forms: dict[int, Form], codec: int) -> Form | None:
         forms: those that the key always has.
         codec: the part's.
     """
-    found = forms.get(codec)
-    if found is not None:
-        return found
+    form = forms.get(codec)
+    if form is not None:
+        return form
     if spec.form == COLLECTIVE:
         signature = Signature.of_codec(codec)
         return None if signature is None else Collective(signature)
