@@ -157,7 +157,7 @@ class OwnerCalls:
             number: of the push; if not given, the next one is taken now.
         """
         key, rule, live = self.key, owner.rule, owner.rule.live()
-        taken = self.take_number() if number is None else None
+        taken = self.pushes.take_push() if number is None else None
         self.called += 1
 
         def begin(done: Done) -> None:
@@ -184,12 +184,6 @@ class OwnerCalls:
         owed = f"push {self.called - 1} of key {key.name!r}"
         self.queue(begin, (array, self._gate.array, *also), "netstorm_push", priority, owed=owed)
 
-    def take_number(self) -> int:
-        """Return the number of this rank's next push. The push must follow, and pushes in their order."""
-        self.pushes.total += 1
-        self.pushes.in_clock += 1
-        return self.pushes.total - 1
-
     def pull(
         self,
         arrays: Sequence[NDArray],
@@ -209,7 +203,7 @@ class OwnerCalls:
             freshness: what must be in the value.
             reads: arrays that `target` reads.
         """
-        pushed, number = self.pushes.total, self._next_pull()
+        pushed, number = self.pushes.total, self.pushes.take_pull()
 
         def begin(done: Done) -> None:
             self._submit_pull(target(), owner, freshness, done, pushed=pushed, number=number)
@@ -220,13 +214,13 @@ class OwnerCalls:
         """Get the newest value, with all pushes that have taken a number: within an operation of the engine,
         on any thread. Arguments are those of `pull`; `done` hears of the end.
         """
-        pushed, number = self.pushes.total, self._next_pull()
+        pushed, number = self.pushes.total, self.pushes.take_pull()
         self._submit_pull(target, owner, freshness, done, pushed=pushed, number=number)
 
     def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
         """Return an array, and a dictionary that has the owners' states by block once it may be read."""
         array, states = mx.nd.zeros((1,)), dict[int, bytes]()
-        key, whole, pushed, number = self.key, owner.rule.whole, self.pushes.total, self._next_pull()
+        key, whole, pushed, number = self.key, owner.rule.whole, self.pushes.total, self.pushes.take_pull()
 
         def begin(done: Done) -> None:
             self._runtime.submit(
@@ -305,10 +299,6 @@ class OwnerCalls:
                 done=ended,
             )
         )
-
-    def _next_pull(self) -> int:
-        self.pushes.pulls += 1
-        return self.pushes.pulls - 1
 
 
 # One key of an asynchronous store on this node: its value as it was pulled last, and its pushes.

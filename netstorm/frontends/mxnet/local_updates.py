@@ -983,7 +983,7 @@ class _MixedEntry(AsyncEntry):
 
             def take(error: Exception | None) -> None:
                 if error is None and lead.leads:
-                    taken.append(calls.take_number())
+                    taken.append(calls.pushes.take_push())
                 done(error)
 
             def summed(error: Exception | None) -> None:

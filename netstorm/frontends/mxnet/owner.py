@@ -29,7 +29,7 @@ from netstorm.kvstore.process.runtime import Runtime, after_close
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
 from netstorm.training.dcasgd import compensated_step
-from netstorm.training.owned_blocks import OwnedBlocks, initial_blocks
+from netstorm.training.owned_blocks import serving
 from netstorm.training.rule_states import (
     ArrayForm,
     ArrayState,
@@ -73,22 +73,8 @@ class Owner:
 
         The key is known to the job. `initial` must not change before this returns.
         """
-        node = self.runtime.node
-        elastic = node.live.is_elastic
-        values = initial_blocks(
-            key,
-            initial,
-            node.asynchronous.owners,
-            rank=self.runtime.rank,
-            whole=self.rule.whole,
-            elastic=elastic,
-        )
-
-        def serve() -> None:
-            blocks = OwnedBlocks(key, _KeyRule(self, key, user_key), self, values, elastic=elastic)
-            self.runtime.post(lambda node, _: node.asynchronous.serve(key, blocks))
-
-        self.call(serve)
+        rule = _KeyRule(self, key, user_key)
+        self.call(serving(self.runtime.node, key, initial, rule, self))
 
     def call(self, function: Callable[[], None]) -> None:
         """Have the owner's thread call a function. From any thread; does not wait."""

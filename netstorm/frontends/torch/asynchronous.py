@@ -32,7 +32,7 @@ from netstorm.kvstore.process.elastic import (
 )
 from netstorm.kvstore.process.runtime import Runtime, future_end, runtime_of_this_process
 from netstorm.training.dcasgd import DCASGD, Floats, OwnedDCASGD, VectorState, decoded_momentum
-from netstorm.training.owned_blocks import OwnedBlocks, block_extent, initial_blocks
+from netstorm.training.owned_blocks import block_extent, serving
 
 __all__ = ["AsynchronousSGD", "MixedSync"]
 
@@ -236,7 +236,8 @@ class _Tensor:
         else:
             self._receive_initial()
         self.take()
-        self._serve(rule, begun)
+        owned, thread = OwnedDCASGD(self.key, rule, begun), ComputingThread(runtime)
+        serving(runtime.node, self.key, values, owned, thread)()
 
     def _receive_initial(self) -> None:
         """Receive rank 0's parameters, or in an elastic job those of the lowest rank that is there."""
@@ -252,31 +253,13 @@ class _Tensor:
         )
         runtime.allreduce(operation)
 
-    def _serve(self, rule: DCASGD, begun: VectorState | None) -> None:
-        """Begin to serve this rank's blocks."""
-        key, runtime, values = self.key, self._runtime, self._pulled
-        node = runtime.node
-        elastic, owned = node.live.is_elastic, OwnedDCASGD(key, rule, begun)
-        initial = initial_blocks(
-            key,
-            values,
-            node.asynchronous.owners,
-            rank=runtime.rank,
-            whole=owned.whole,
-            elastic=elastic,
-        )
-        blocks = OwnedBlocks(key, owned, ComputingThread(runtime), initial, elastic=elastic)
-        runtime.post(lambda node, _: node.asynchronous.serve(key, blocks))
-
     def push(self, rule: DCASGD, rate: float, *, clock: int) -> concurrent.futures.Future[None]:
         """Begin a push of the present gradients, after `clock` steps; they are copied first."""
         self._gradient[:] = _on_host(_gradients(self._flat))
         future, done = future_end()
-        number = self.pushes.total
-        self.pushes.total += 1
         operation = PushOperation(
             key=self.key,
-            number=number,
+            number=self.pushes.take_push(),
             source=self._gradient,
             rule=rule.fingerprint,
             live=(float(rate),),
@@ -291,14 +274,13 @@ class _Tensor:
         future, done = future_end()
         operation = PullOperation(
             key=self.key,
-            number=self.pushes.pulls,
+            number=self.pushes.take_pull(),
             pushed=self.pushes.total,
             destination=self._pulled,
             least=least,
             counted=counted,
             done=done,
         )
-        self.pushes.pulls += 1
         self._runtime.submit(operation)
         return future
 

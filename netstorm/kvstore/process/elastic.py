@@ -359,14 +359,13 @@ def collect_from_owners(
         end, done = future_end()
         operation = StatesOperation(
             key=key,
-            number=pushes.pulls,
+            number=pushes.take_pull(),
             pushed=pushes.total,
             destination={},
             with_values=True,
             whole=whole,
             done=done,
         )
-        pushes.pulls += 1
         held.append(operation.destination)
         ends.append(end)
         runtime.submit(operation)
