@@ -45,7 +45,7 @@ class _Server:
             {
                 "/": Page("text/plain; charset=utf-8", lambda: b"help"),
                 "/status.json": QueryPage("application/json", status),
-                "/metrics": metrics_page(list),
+                "/metrics": metrics_page(list, self.refusals),
             }
         )
 

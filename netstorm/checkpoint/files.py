@@ -127,18 +127,18 @@ def complete_by_step(base: Path) -> dict[int, bool]:
     Raises:
         CheckpointError: the folder cannot be read, or has checkpoints of the former format.
     """
-    found = {}
+    steps = {}
     with _explained_errors(base):
         for entry in base.iterdir() if base.exists() else ():
             step = step_of_folder(entry.name)
             if step is not None:
-                found[step] = (entry / INDEX).exists()
-                if not found[step] and (entry / _FORMER_INDEX).exists():
+                steps[step] = (entry / INDEX).exists()
+                if not steps[step] and (entry / _FORMER_INDEX).exists():
                     raise CheckpointError(
                         f"{entry} has the format that NetStorm wrote until 0.2: go on in a new folder, which "
                         f"`netstorm checkpoint convert {base} NEW` makes of {base}"
                     )
-    return found
+    return steps
 
 
 def claim_step(base: str | Path, least: int | None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 import google_crc32c
@@ -29,7 +29,6 @@ __all__ = [
     "NumpyTensors",
     "Size",
     "Slot",
-    "TensorBytes",
     "ValueTree",
     "checksum",
     "decode_files",
@@ -174,11 +173,20 @@ class Description(NamedTuple):
     bytes: int
 
 
-class TensorBytes(Protocol):
-    """The tensors of a framework as bytes, in C order and this machine's byte order (little-endian)."""
+_NUMBERS: Final = "biufc"
+"""NumPy's kinds of types that are numbers."""
+
+
+class NumpyTensors:
+    """Tensors as bytes, in C order and this machine's byte order (little-endian): NumPy's arrays, to which a
+    frontend adds its own.
+    """
+
+    KIND: Final = "numpy"
 
     def is_tensor(self, value: object) -> bool:
         """Return whether a value is a tensor, also one that cannot be kept."""
+        return isinstance(value, np.ndarray)
 
     def describe(self, tensor: object, name: str) -> Description:
         """Describe a tensor.
@@ -186,9 +194,16 @@ class TensorBytes(Protocol):
         Raises:
             UsageError: it cannot be kept; says `name`, and what to keep instead.
         """
+        assert isinstance(tensor, np.ndarray)
+        if tensor.dtype.kind not in _NUMBERS:
+            raise UsageError(f"{name} is an array of {tensor.dtype}: a checkpoint holds arrays of numbers")
+        return Description(self.KIND, tensor.dtype.newbyteorder("=").name, tensor.shape, tensor.nbytes)
 
     def data(self, tensor: object) -> memoryview:
         """Return its bytes, those in its memory if it can be."""
+        assert isinstance(tensor, np.ndarray)
+        native = tensor.astype(tensor.dtype.newbyteorder("="), copy=False)
+        return np.ascontiguousarray(native).reshape(-1).view(np.uint8).data
 
     def restore(self, description: Description, data: memoryview) -> object:
         """Return a tensor in the memory of `data`, which is writable and nobody else's.
@@ -196,36 +211,6 @@ class TensorBytes(Protocol):
         Raises:
             CheckpointError: there is no such type here.
         """
-
-
-_NUMBERS: Final = "biufc"
-"""NumPy's kinds of types that are numbers."""
-
-
-class NumpyTensors:
-    """NumPy's arrays as bytes; a frontend hands them over if it finds some in a state."""
-
-    KIND: Final = "numpy"
-
-    def is_tensor(self, value: object) -> bool:
-        """Return whether a value is an array."""
-        return isinstance(value, np.ndarray)
-
-    def describe(self, tensor: object, name: str) -> Description:
-        """Describe an array."""
-        assert isinstance(tensor, np.ndarray)
-        if tensor.dtype.kind not in _NUMBERS:
-            raise UsageError(f"{name} is an array of {tensor.dtype}: a checkpoint holds arrays of numbers")
-        return Description(self.KIND, tensor.dtype.newbyteorder("=").name, tensor.shape, tensor.nbytes)
-
-    def data(self, tensor: object) -> memoryview:
-        """Return its bytes."""
-        assert isinstance(tensor, np.ndarray)
-        native = tensor.astype(tensor.dtype.newbyteorder("="), copy=False)
-        return np.ascontiguousarray(native).reshape(-1).view(np.uint8).data
-
-    def restore(self, description: Description, data: memoryview) -> object:
-        """Return an array."""
         try:
             dtype = np.dtype(description.dtype)
         except (TypeError, ValueError, SyntaxError):
@@ -282,8 +267,8 @@ def encode_tensors(
     end = 0
 
     def item_size(name: str) -> int:
-        one = described[name]
-        return one.bytes // max(1, math.prod(one.shape))
+        tensor = described[name]
+        return tensor.bytes // max(1, math.prod(tensor.shape))
 
     names = sorted(described, key=lambda name: (-item_size(name), name))  # so each is aligned to its items
     for name in names:
@@ -351,48 +336,48 @@ class ValueTree(msgspec.Struct, frozen=True):
 
 
 def take_apart(
-    state: object, tensors: TensorBytes, *, prefix: str = "", taken: Container[str] = ()
+    state: object, tensors: NumpyTensors, *, prefix: str = "", taken: Container[str] = ()
 ) -> tuple[ValueTree, dict[str, object], dict[str, Description]]:
     """Return a state's tree, and its tensors and their descriptions by name; for the arguments see `flatten`.
 
     Raises:
         UsageError: names what a checkpoint cannot hold.
     """
-    values, found = flatten(state, tensors.is_tensor, prefix=prefix, taken=taken)
-    described = {name: tensors.describe(tensor, name) for name, tensor in found.items()}
-    types = {name: f"{one.kind}.{one.dtype}" for name, one in described.items()}
-    return ValueTree(values, types), found, described
+    values, named = flatten(state, tensors.is_tensor, prefix=prefix, taken=taken)
+    described = {name: tensors.describe(tensor, name) for name, tensor in named.items()}
+    types = {name: f"{description.kind}.{description.dtype}" for name, description in described.items()}
+    return ValueTree(values, types), named, described
 
 
-def restore(tree: ValueTree, slots: Mapping[str, Slot], tensors: TensorBytes) -> object:
+def restore(tree: ValueTree, slots: Mapping[str, Slot], tensors: NumpyTensors) -> object:
     """Return the state that `take_apart` was given; its tensors are in the memory of `slots`.
 
     Raises:
         CheckpointError: they do not fit together.
     """
-    found = []
+    restored = []
     for name, kind_and_type in tree.tensors.items():
         if name not in slots:
             raise CheckpointError(f"the checkpoint names a tensor {name!r}, which is in none of its files")
         kind, _, dtype = kind_and_type.partition(".")
         shape, data = slots[name]
         shape = shape if dtype in _CODES else shape[:-1]
-        found.append(tensors.restore(Description(kind, dtype, shape, len(data)), data))
-    return unflatten(tree.values, found)
+        restored.append(tensors.restore(Description(kind, dtype, shape, len(data)), data))
+    return unflatten(tree.values, restored)
 
 
-def pack(state: object, tensors: TensorBytes) -> bytearray:
+def pack(state: object, tensors: NumpyTensors) -> bytearray:
     """Return a state in one buffer, for the way from one rank to another. Equal states have equal bytes.
 
     Raises:
         UsageError: names what cannot be kept, and says what to keep instead.
     """
-    tree, found, described = take_apart(state, tensors)
+    tree, named, described = take_apart(state, tensors)
     texts = {"tree": msgspec.json.encode(tree).decode()}
-    return encode_tensors(described, lambda name: tensors.data(found[name]), texts)
+    return encode_tensors(described, lambda name: tensors.data(named[name]), texts)
 
 
-def unpack(buffer: Bytes, tensors: TensorBytes) -> object:
+def unpack(buffer: Bytes, tensors: NumpyTensors) -> object:
     """Return the state that `pack` was given. Its tensors are in the memory of `buffer`.
 
     Raises:
@@ -406,14 +391,14 @@ def unpack(buffer: Bytes, tensors: TensorBytes) -> object:
     return restore(tree, slots, tensors)
 
 
-def digest(state: object, tensors: TensorBytes) -> int:
+def digest(state: object, tensors: NumpyTensors) -> int:
     """Return a number below 2^63 that tells states apart, without copying them: two CRCs of 32 bits.
 
     Raises:
         UsageError: as for `pack`.
     """
-    tree, found, described = take_apart(state, tensors)
-    sums = b"".join(checksum(tensors.data(tensor)).to_bytes(4, "little") for tensor in found.values())
+    tree, named, described = take_apart(state, tensors)
+    sums = b"".join(checksum(tensors.data(tensor)).to_bytes(4, "little") for tensor in named.values())
     return checksum(sums) << 31 | crc32(tree.values + repr(described).encode()) >> 1
 
 
@@ -545,8 +530,8 @@ def folder_of_step(step: int) -> str:
 
 def step_of_folder(name: str) -> int | None:
     """Return the step of a checkpoint's folder; None: it is something else."""
-    found = _FOLDER.fullmatch(name)
-    return int(found[1]) if found is not None and folder_of_step(int(found[1])) == name else None
+    match = _FOLDER.fullmatch(name)
+    return int(match[1]) if match is not None and folder_of_step(int(match[1])) == name else None
 
 
 def numbered_file(kind: str, place: int, writers: int, token: str) -> str:

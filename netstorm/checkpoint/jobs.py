@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -14,6 +14,7 @@ from netstorm import clock
 from netstorm.checkpoint.files import (
     Found,
     ShareWriter,
+    claim_step,
     complete_by_step,
     find_checkpoint,
     read_files,
@@ -22,8 +23,8 @@ from netstorm.checkpoint.format import (
     Bytes,
     Description,
     Index,
+    NumpyTensors,
     Size,
-    TensorBytes,
     ValueTree,
     checksum,
     decode_files,
@@ -37,7 +38,15 @@ from netstorm.checkpoint.format import (
 )
 from netstorm.errors import CheckpointError, Disagreement, NetStormError, UsageError, WaitTimeout
 
-__all__ = ["JobCheckpoints", "Loaded", "SaveOptions", "Saving", "SavingRanks", "wait_for_last_saving"]
+__all__ = [
+    "JobCheckpoints",
+    "Loaded",
+    "SaveOptions",
+    "Saving",
+    "SavingRanks",
+    "save_by_one",
+    "wait_for_last_saving",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +119,23 @@ def wait_for_last_saving() -> None:
         _last._thread.join(_SLICE_S)  # noqa: SLF001
 
 
+def save_by_one(
+    path: str | Path, options: SaveOptions, save: Callable[[SaveOptions], Saving], *, is_due: bool
+) -> Saving:
+    """Have one rank save for all, after the steps that the folder has; the others do nothing.
+
+    Args:
+        path: folder of the job's checkpoints.
+        options: of the call; `step` is the least one.
+        save: begins to write, with the options that the folder allows.
+        is_due: this rank is the one.
+    """
+    if not is_due:
+        return Saving(options.step or 0, Path(path))
+    wait_for_last_saving()
+    return save(replace(options, step=claim_step(path, options.step), shares=False))
+
+
 class SavingRanks(Protocol):
     """The ranks of the job. All call the same methods in the same order."""
 
@@ -119,7 +145,8 @@ class SavingRanks(Protocol):
 
     @property
     def writes_alone(self) -> bool:
-        """Whether this rank writes the checkpoints that one rank writes alone."""
+        """Whether this rank writes the checkpoints that one rank writes alone: the lowest that is there."""
+        return self.rank == min(self.incarnations(), default=self.rank)
 
     def incarnations(self) -> Mapping[int, int]:
         """Return who is in the job: by rank, a number that changes with its process. Any thread may ask."""
@@ -173,7 +200,7 @@ class JobCheckpoints:
     """The checkpoints of one job in one folder."""
 
     def __init__(
-        self, base: str | Path, ranks: SavingRanks, tensors: TensorBytes, *, framework: str, job: str
+        self, base: str | Path, ranks: SavingRanks, tensors: NumpyTensors, *, framework: str, job: str
     ) -> None:
         self._base: Final = Path(base)
         self._ranks: Final = ranks
@@ -214,7 +241,9 @@ class JobCheckpoints:
             return Saving(step, folder)
         writers = takers if options.shares else (ranks.rank,)
         place = writers.index(ranks.rank)
-        owners = shares([one.bytes for one in described.values()], len(writers), first=differing)
+        owners = shares(
+            [description.bytes for description in described.values()], len(writers), first=differing
+        )
         files = [numbered_file("model.safetensors", owner, len(writers), token) for owner in owners]
         mine = {name: described[name] for name, owner in zip(tensors, owners, strict=True) if owner == place}
         own_tree: ValueTree | None = None
@@ -227,7 +256,7 @@ class JobCheckpoints:
         writer = ShareWriter(
             base=self._base,
             index=Index(
-                metadata=Size(sum(one.bytes for one in described.values())),
+                metadata=Size(sum(description.bytes for description in described.values())),
                 weight_map=dict(zip(described, files, strict=True)),
                 framework=self._framework,
                 job=self._job,
@@ -270,10 +299,10 @@ class JobCheckpoints:
                 checksum(tree.values),
                 int(has_own),
             )
-            found = self._ranks.gather((*mine, step, token))
-            takers = tuple(found)
-            first = found[takers[0]]
-            for rank, other in found.items():
+            given = self._ranks.gather((*mine, step, token))
+            takers = tuple(given)
+            first = given[takers[0]]
+            for rank, other in given.items():
                 _compare(takers[0], first[: len(mine)], rank, other[: len(mine)])
             step, token = first[len(mine) :]
         return step, f"{token:012x}", takers
@@ -315,21 +344,21 @@ class JobCheckpoints:
             Disagreement: ranks see different checkpoints.
         """
         wait_for_last_saving()
-        found: Found | None = None
+        newest: Found | None = None
         error: NetStormError | None = None
         try:
-            found = find_checkpoint(self._base, step)
-            if found is None and not missing_ok:
+            newest = find_checkpoint(self._base, step)
+            if newest is None and not missing_ok:
                 raise CheckpointError(f"{self._base} has no checkpoint: nothing can be loaded from it")
-            if found is not None and found.index.framework != self._framework:
+            if newest is not None and newest.index.framework != self._framework:
                 raise CheckpointError(
-                    f"{found.folder} was written by a program of {found.index.framework}, and this is one of "
-                    f"{self._framework}: give the folder of this job's checkpoints"
+                    f"{newest.folder} was written by a program of {newest.index.framework}, and this is one "
+                    f"of {self._framework}: give the folder of this job's checkpoints"
                 )
         except NetStormError as caught:
             error = caught
-        mine = _ERROR if error is not None else _NONE if found is None else found.index.step
-        seen = self._ranks.gather((mine, 0 if found is None else checksum(found.text)))
+        mine = _ERROR if error is not None else _NONE if newest is None else newest.index.step
+        seen = self._ranks.gather((mine, 0 if newest is None else checksum(newest.text)))
         takers = tuple(seen)
         chosen_step, digest = seen[takers[0]]
         if chosen_step == _ERROR:
@@ -359,23 +388,23 @@ class JobCheckpoints:
         rank.
         """
         ranks, first = self._ranks, takers[0]
-        found: Found | None = None
+        chosen: Found | None = None
         files: Sequence[Bytes] = ()
         error: NetStormError | None = None
         if not broadcast or ranks.rank == first:
             try:
-                found = find_checkpoint(self._base, step)
-                if found is None or checksum(found.text) != digest:
+                chosen = find_checkpoint(self._base, step)
+                if chosen is None or checksum(chosen.text) != digest:
                     raise Disagreement(
                         f"rank {ranks.rank} and rank {first} see different checkpoints of step {step} in "
                         f"{self._base}: it must be on a file system that all ranks share, or else use "
                         "broadcast=True"
                     )
-                files = read_files(found)
+                files = read_files(chosen)
             except NetStormError as caught:
                 error = caught
         seen: dict[int, tuple[int, ...]] = {first: (1, 0)}  # unless it is still there
-        seen |= ranks.gather((int(error is not None), 0 if found is None else len(found.text)))
+        seen |= ranks.gather((int(error is not None), 0 if chosen is None else len(chosen.text)))
         failed = [rank for rank, (bad, _) in seen.items() if bad]
         if error is not None:
             raise error
@@ -385,13 +414,13 @@ class JobCheckpoints:
                 "says why. Without a file system that all ranks share use broadcast=True"
             )
         if not broadcast:
-            assert found is not None
-            return found.index, files
-        text = ranks.from_rank(first, seen[first][1], None if found is None else found.text)
+            assert chosen is not None
+            return chosen.index, files
+        text = ranks.from_rank(first, seen[first][1], None if chosen is None else chosen.text)
         index = decode_index(bytes(text), "the index that rank 0 has sent")
         return index, [
-            ranks.from_rank(first, one.bytes, files[place] if files else None)
-            for place, one in enumerate(index.files)
+            ranks.from_rank(first, file.bytes, files[place] if files else None)
+            for place, file in enumerate(index.files)
         ]
 
 

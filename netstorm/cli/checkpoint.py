@@ -16,6 +16,7 @@ from netstorm.checkpoint.files import ShareWriter, complete_by_step, find_checkp
 from netstorm.checkpoint.format import (
     Description,
     Index,
+    NumpyTensors,
     Size,
     checksum,
     encode_tensors,
@@ -63,15 +64,15 @@ def show(
         steps = complete_by_step(folder)
         if not steps:
             raise UsageError(f"{folder} has no checkpoints")
-        found = {step: _shown(folder, step) for step in sorted(steps) if steps[step]}
+        complete = {step: _shown(folder, step) for step in sorted(steps) if steps[step]}
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode([*found.values()])).decode())
+        typer.echo(msgspec.json.format(msgspec.json.encode([*complete.values()])).decode())
         return
     for step in sorted(steps):
-        if step not in found:
+        if step not in complete:
             typer.echo(f"step {step}: only written in part")
             continue
-        one = found[step]
+        one = complete[step]
         when = datetime.fromtimestamp(one.written_at).astimezone().isoformat(" ", "seconds")
         typer.echo(
             f"step {step}: {one.framework}, job {one.job}, {one.ranks} ranks, {len(one.tensors)} tensors, "
@@ -95,9 +96,9 @@ class _Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _shown(folder: Path, step: int) -> _Shown:
-    found = find_checkpoint(folder, step)
-    assert found is not None
-    index = found.index
+    stored = find_checkpoint(folder, step)
+    assert stored is not None
+    index = stored.index
     types = index.state.tensors
     return _Shown(
         step=step,
@@ -190,7 +191,7 @@ class _Kept(NamedTuple):
     data: memoryview
 
 
-class _KeptTensors:
+class _KeptTensors(NumpyTensors):
     """Makes bytes of such tensors."""
 
     def is_tensor(self, value: object) -> bool:
@@ -263,8 +264,8 @@ def _kept(kind: str, dtype: str, shape: Sequence[int], data: memoryview) -> _Kep
 
 def _read_manifest(path: Path) -> _Manifest:
     text = path.read_bytes()
-    found = _END.fullmatch(text)
-    if found is None or int(found[2], 16) != checksum(found[1]):
+    match = _END.fullmatch(text)
+    if match is None or int(match[2], 16) != checksum(match[1]):
         raise CheckpointError(f"{path} is damaged: its checksum is wrong")
     try:
         manifest = msgspec.json.decode(text, type=_Manifest)

@@ -101,8 +101,8 @@ def first_failure_line(rank: int, text: str) -> str:
 
 def first_failure(line: bytes) -> tuple[int, str] | None:
     """Return what such a line says; None: it is another line."""
-    found = _LINE.fullmatch(line)
-    return None if found is None else (int(found[1]), found[2].decode(errors="replace"))
+    match = _LINE.fullmatch(line)
+    return None if match is None else (int(match[1]), match[2].decode(errors="replace"))
 
 
 # A temporary folder for a command; folders of killed commands are removed first.

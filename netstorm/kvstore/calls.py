@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from zlib import crc32
 
 import msgspec
@@ -20,6 +20,7 @@ from netstorm.errors import UsageError
 from netstorm.kvstore.forms import STORED, Array, Collective, Key, Segments
 from netstorm.kvstore.operations import CollectiveCall, Done, Operation
 from netstorm.protocol.codecs import (
+    COLLECTIVE,
     MOST_BYTES,
     MOST_SEGMENTS,
     Element,
@@ -37,6 +38,7 @@ __all__ = [
     "GroupCalls",
     "NumberedCalls",
     "Position",
+    "RegisterKey",
     "SiteSums",
     "Sites",
     "TensorCalls",
@@ -79,6 +81,15 @@ class TensorExchange(msgspec.Struct, frozen=True, kw_only=True):
     """The result may be without late contributions; see `Operation.loss`."""
 
 
+class RegisterKey(Protocol):
+    """Makes a key known to the job."""
+
+    def __call__(
+        self, name: str, shape: tuple[int, ...], dtype: str, /, *, form: int, members: tuple[int, ...]
+    ) -> Key:
+        """Return the key; `form` is its codec, and `members` are the ranks that have it (none: all)."""
+
+
 class NumberedCalls:
     """Calls of one group, numbered in the order of the program, and the keys whose rounds carry them out.
 
@@ -88,9 +99,17 @@ class NumberedCalls:
         called: how many calls have been made.
     """
 
-    def __init__(self, name: str, members: tuple[int, ...], *, size: int) -> None:
-        """Begin without calls, in a job of `size` ranks."""
+    def __init__(self, name: str, members: tuple[int, ...], *, size: int, register: RegisterKey) -> None:
+        """Begin without calls.
+
+        Args:
+            name: begins the names of all keys; the same at every member, and no other group's.
+            members: the group's ranks in the job, by rank within the group.
+            size: ranks of the job.
+            register: registers a key.
+        """
         self.name: Final = name
+        self._register: Final = register
         self.members: Final = members
         self.called = 0
         self._key_members: Final = () if len(members) == size else tuple(sorted(members))
@@ -128,20 +147,6 @@ class NumberedCalls:
 
 class GroupCalls(NumberedCalls):
     """The collective calls of one group: by capacity, a key for all calls of about the same size."""
-
-    def __init__(
-        self, name: str, members: tuple[int, ...], *, size: int, register: Callable[..., Key]
-    ) -> None:
-        """Begin without calls.
-
-        Args:
-            name: of the group, the same at every member.
-            members: its ranks in the job, by rank within the group.
-            size: ranks of the job.
-            register: registers a key: its name, elements, and members (none: all ranks).
-        """
-        super().__init__(name, members, size=size)
-        self._register: Final = register
 
     def operation(self, exchange: TensorExchange, done: Done, timeout_s: float = math.inf) -> Operation:
         """Return the next call as an operation. Call it on the thread that runs the program.
@@ -187,7 +192,8 @@ class GroupCalls(NumberedCalls):
         capacity = capacity_of(size)
         key = self._keys.get(capacity)
         if key is None:
-            registered = self._register(f"{self.name}/{capacity}", capacity, self._key_members)
+            name, members = f"{self.name}/{capacity}", self._key_members
+            registered = self._register(name, (capacity,), "float32", form=COLLECTIVE, members=members)
             key = self._add_key(capacity, registered)
         return key
 
@@ -215,24 +221,13 @@ def _of_one_element(exchange: TensorExchange) -> TensorExchange:
 # Each tensor has keys of its own (`encoded_keys`), and its n-th sum is the n-th of every member. A rank that
 # joins later goes on where the others are.
 
-Register = Callable[[str, tuple[int, ...], int, tuple[int, ...]], Key]
-"""Makes a key known to the job, by name, shape, codec and members (none: all ranks)."""
-
 
 class TensorCalls(NumberedCalls):
     """The sums of each tensor of one group: keys by checksum of the name."""
 
-    def __init__(self, name: str, members: tuple[int, ...], *, size: int, register: Register) -> None:
-        """Begin without tensors.
-
-        Args:
-            name: begins the names of all keys; the same at every member, and no other group's.
-            members: the group's ranks in the job, by rank within the group.
-            size: ranks of the job.
-            register: registers a key.
-        """
-        super().__init__(name, members, size=size)
-        self._register: Final = register
+    def __init__(self, name: str, members: tuple[int, ...], *, size: int, register: RegisterKey) -> None:
+        """Begin without tensors; see `NumberedCalls`."""
+        super().__init__(name, members, size=size, register=register)
         self._tensors: Final[dict[str, TensorKeys]] = {}
         self._states: Final[dict[int, State]] = {}
         """By checksum of the name of a tensor's own key: what its codec keeps."""
@@ -278,7 +273,8 @@ class TensorCalls(NumberedCalls):
         self._agreed = dict(position.agreed)
 
     def _new(self, name: str, shape: tuple[int, ...], form: int) -> Key:
-        return self._add_key(crc32(name.encode()), self._register(name, shape, form, self._key_members))
+        key = self._register(name, shape, "float32", form=form, members=self._key_members)
+        return self._add_key(crc32(name.encode()), key)
 
 
 # Where the calls of a program's groups are: a rank that joins later goes on from there.
@@ -578,7 +574,7 @@ class SiteSums:
         dtype: np.dtype[np.generic],
         sites: Sites,
         *,
-        register: Callable[..., Key],
+        register: RegisterKey,
         of_all: bool = True,
     ) -> None:
         """Begin without sums.

@@ -659,17 +659,13 @@ class Dense:
 class Maxima(Dense):
     """The form of values of which the largest counts. See `Form`. NaN is larger than any number."""
 
-    __slots__ = ("_of",)
+    __slots__ = ()
 
     codec: int = MAXIMA  # type: ignore[misc] # another form's number
 
-    def __init__(self, dtype: np.dtype[np.generic]) -> None:
-        super().__init__(dtype)
-        self._of: Final = Element[dtype.name.upper()]
-
     def new_sum(self) -> ChunkSum:
         """Return an empty sum of one chunk."""
-        return ChunkSum(self._of, Reduction.MAXIMUM)
+        return ChunkSum(self._element, Reduction.MAXIMUM)
 
 
 # The form of float32 values that travel as float16 or bfloat16.
@@ -892,8 +888,8 @@ class Sparse:
 
     def own(self, source: Entries, start: int, end: int) -> Entries | None:
         """Return this rank's entries; None: it has none."""
-        found = source.between(start, end)
-        return found if len(found.numbers) else None
+        entries = source.between(start, end)
+        return entries if len(entries.numbers) else None
 
     def write(
         self, destination: Payloads, start: int, end: int, payload: Buffer | None, contributors: int
@@ -1148,9 +1144,9 @@ def form_of(spec: KeySpec, forms: dict[int, Form], codec: int) -> Form | None:
         forms: those that the key always has.
         codec: the part's.
     """
-    found = forms.get(codec)
-    if found is not None:
-        return found
+    form = forms.get(codec)
+    if form is not None:
+        return form
     if spec.form == COLLECTIVE:
         signature = Signature.of_codec(codec)
         return None if signature is None else Collective(signature)

@@ -1186,6 +1186,11 @@ class LiveJob:
         return tuple(rank for rank in self.ranks if rank not in silent)
 
     @property
+    def contributes(self) -> bool:
+        """Whether this node's values are. A newcomer's are not, until it has caught up."""
+        return self._node.rank in self.contributors
+
+    @property
     def training(self) -> tuple[int, ...]:
         """Those of them whose programs have not ended."""
         finished = self._node.roster.finished

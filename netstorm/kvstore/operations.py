@@ -258,6 +258,17 @@ class Pushes:
         """Since the last `clock()`."""
         self.pulls = 0
 
+    def take_push(self) -> int:
+        """Return the number of this rank's next push. The push must follow, and pushes in their order."""
+        self.total += 1
+        self.in_clock += 1
+        return self.total - 1
+
+    def take_pull(self) -> int:
+        """Return the number of this rank's next pull; likewise."""
+        self.pulls += 1
+        return self.pulls - 1
+
 
 # A message from one rank's program to another's: the send and the receive.
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -407,19 +407,18 @@ def pages(by_path: Mapping[str, Page | QueryPage | Application]) -> Application:
     return application
 
 
-def metrics_page(
-    collect: Callable[[], Iterable[Metric]], *more: Callable[[CollectorRegistry], None]
-) -> Application:
-    """Return the page of metrics, in the format that Prometheus requests.
+def metrics_page(collect: Callable[[], Iterable[Metric]], refusals: WebRefusals) -> Application:
+    """Return the page of metrics, in the format that Prometheus requests, with processor time, memory and
+    files of this process.
 
     Args:
         collect: makes the metrics, for each request.
-        more: called once with the registry, to register further collectors.
+        refusals: are among them.
     """
     registry = CollectorRegistry()
     registry.register(_Collected(collect))
-    for add in more:
-        add(registry)
+    ProcessCollector(registry=registry)
+    refusals.register(registry)
     made: Application = make_wsgi_app(registry)
     return made
 

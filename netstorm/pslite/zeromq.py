@@ -355,9 +355,9 @@ class ZmqVan:
     def _resolve(self, link: ZmqLink) -> None:
         """Look up a name, on a thread of its own: without an answer from the DNS server that takes long."""
         try:
-            found = socket.getaddrinfo(link.host, link.port, type=socket.SOCK_STREAM)
-            found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-            addresses = [str(entry[4][0]) for entry in found]
+            entries = socket.getaddrinfo(link.host, link.port, type=socket.SOCK_STREAM)
+            entries.sort(key=lambda entry: entry[0] != socket.AF_INET)
+            addresses = [str(entry[4][0]) for entry in entries]
             self._resolved.append((link, next(filter(source_towards, addresses), addresses[0]), ""))
         except (OSError, UnicodeError) as error:
             self._resolved.append((link, "", f"no address for the name {link.host!r}: {error}"))

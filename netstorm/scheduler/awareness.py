@@ -197,11 +197,11 @@ class Collector:
     def link_estimates(self, now: float) -> list[LinkEstimate]:
         """Return what is known of each link."""
         estimate = self.estimate(now)
-        found = []
+        estimates = []
         for link, error in zip(estimate.network.links, estimate.errors, strict=True):
             pair = (link.source, link.target)
             rate = self._links.rate(pair, now)
-            found.append(
+            estimates.append(
                 LinkEstimate(
                     source=link.source,
                     target=link.target,
@@ -213,7 +213,7 @@ class Collector:
                     and any(self._caps.counts(line) and rate.contended[line[0]] for line in enumerate(pair)),
                 )
             )
-        return found
+        return estimates
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -587,13 +587,13 @@ policy (docs/measurements/awareness.md, "Noise changes no policy").
 
 def throughputs(network: Network, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """Return what each (source, target) pair has for itself, in bit/s; 0: it has no connection any more."""
-    found = {}
+    by_pair = {}
     for source, target in pairs:
         try:
-            found[source, target] = network.throughput(Rank(source), Rank(target))
+            by_pair[source, target] = network.throughput(Rank(source), Rank(target))
         except Unreachable:
-            found[source, target] = 0.0
-    return found
+            by_pair[source, target] = 0.0
+    return by_pair
 
 
 def largest_change(

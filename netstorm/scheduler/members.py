@@ -286,8 +286,8 @@ class Liveness:
 
     def silent(self, now: float) -> list[int]:
         """Return the watched ranks that have missed their heartbeats, the longest silent one first."""
-        found = [rank for rank in self._watched if now - self._last[rank].at >= self._timeout_s]
-        return sorted(found, key=lambda rank: (self._last[rank].at, rank))
+        silent = [rank for rank in self._watched if now - self._last[rank].at >= self._timeout_s]
+        return sorted(silent, key=lambda rank: (self._last[rank].at, rank))
 
     def check(self, now: float) -> PeerGone | None:
         """Return which ranks are lost, if there are any."""
@@ -311,14 +311,14 @@ class Liveness:
 
     def pop_link_failures(self) -> list[Suspicion]:
         """Return the suspicions whose targets have proved alive, and forget them: their links have failed."""
-        found = [
+        failures = [
             suspicion
             for suspicion in self._suspicions.values()
             if self._last[suspicion.rank].at - suspicion.since >= self._proof_s
         ]
-        for suspicion in found:
+        for suspicion in failures:
             del self._suspicions[suspicion.by, suspicion.rank]
-        return found
+        return failures
 
     def withdraw(self, by: int, rank: int) -> None:
         """Forget a suspicion: the rank can reach the other one again."""

@@ -129,13 +129,13 @@ class Awareness:
 
     def decide(self, result: FormationResult, policy: Policy) -> Policy | None:
         """Return the policy that follows `policy`, now in force, if the result is worth it."""
-        found = self.adaptation.decide(result, policy)
+        successor = self.adaptation.decide(result, policy)
         took = f" (formed in {result.took_s:.2f} s)" if result.took_s else ""
-        if found is None:
+        if successor is None:
             _log.info("policy version %d stays: %s%s", policy.version, self.adaptation.reason, took)
         else:
-            _log.info("policy version %d: %s%s", found.version, found.reason, took)
-        return found
+            _log.info("policy version %d: %s%s", successor.version, successor.reason, took)
+        return successor
 
 
 # What a job's first policy rests on: the settings of policies, the workload, and the assumed network.
@@ -771,17 +771,17 @@ class Adaptation:
         if asked is None or estimate is None or result.number != asked.number:
             return None  # of a formation that was given up
         self._asked = None
-        found = result.policy
-        if found is None:
+        formed = result.policy
+        if formed is None:
             self.reason += f"; no new policy: {result.problem}"
             self._schedule.came_to(something=not asked.judged)
             return None
         if not asked.judged:
             self._schedule.came_to(something=True)
-            return self._next(found, policy)
+            return self._next(formed, policy)
         if result.only_detours:
             self.reason += "; the same trees, other auxiliary paths"
-            return self._next(found, policy)
+            return self._next(formed, policy)
         times = (
             f"{format_duration(result.seconds)} instead of {format_duration(result.seconds_before)} predicted"
             if result.seconds_before < math.inf
@@ -798,7 +798,7 @@ class Adaptation:
             self.reason += f"; no new policy: {times}, within what is uncertain of the estimates"
             return None
         self.reason += f"; {times}"
-        return self._next(self._takeover.applied(result, found, estimate.network), policy)
+        return self._next(self._takeover.applied(result, formed, estimate.network), policy)
 
     # ------------------------------------------------------------------------------------------------ inside
 

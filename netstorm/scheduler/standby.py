@@ -507,8 +507,8 @@ _SCHEDULER: Final = ", not rank"
 
 
 def _some(texts: Iterable[str]) -> list[str]:
-    found = list(texts)
-    return found[:_SHOWN] + [f"{len(found) - _SHOWN} more"] * (len(found) > _SHOWN)
+    listed = list(texts)
+    return listed[:_SHOWN] + [f"{len(listed) - _SHOWN} more"] * (len(listed) > _SHOWN)
 
 
 # A job as its nodes report it: what another scheduler needs to take it over without a log.
@@ -678,12 +678,12 @@ def _keys(reports: list[JobReport]) -> tuple[list[KeySpec], tuple[KeyGrant, ...]
         for report in reports
         for spec, grant in zip(report.specs, report.grants, strict=True)
     }
-    found = []
+    by_number = []
     for key in range(max(known, default=-1) + 1):
         name = f"key {key} of ranks that are gone"
         nobody = (KeySpec(-1, name, (), "float32"), KeyGrant(-1, name, key, 0, 0, 1))
-        found.append(known.get(key, nobody))
-    return [spec for spec, _ in found], tuple(grant for _, grant in found)
+        by_number.append(known.get(key, nobody))
+    return [spec for spec, _ in by_number], tuple(grant for _, grant in by_number)
 
 
 def _granted(reports: list[JobReport], keys: list[KeySpec]) -> list[int]:
@@ -699,8 +699,8 @@ def _rows(reports: list[JobReport], key: int, granted: int, newest: int) -> list
     of those behind them the newest policy.
     """
     rows = dict(row for report in reports for row in report.rows.get(key, ()))
-    found = sorted(rows.items()) or [(0, newest)]
-    return found if found[-1][1] == newest else [*found, (granted + 1, newest)]
+    in_order = sorted(rows.items()) or [(0, newest)]
+    return in_order if in_order[-1][1] == newest else [*in_order, (granted + 1, newest)]
 
 
 # Checks of what a node reports of its job: whether the parts fit together, and are the node's own.

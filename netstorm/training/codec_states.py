@@ -71,7 +71,7 @@ def units_of(parameters: Sequence[Parameter], rules: CodecRules) -> list[SumUnit
     Raises:
         UsageError: a parameter has no codec.
     """
-    found: list[tuple[Codec | None, list[tuple[Parameter, slice]]]] = []
+    groups: list[tuple[Codec | None, list[tuple[Parameter, slice]]]] = []
     shared: dict[str, list[tuple[Parameter, slice]]] = {}
     start = 0
     for parameter in parameters:
@@ -79,14 +79,14 @@ def units_of(parameters: Sequence[Parameter], rules: CodecRules) -> list[SumUnit
         start = place.stop
         codec = _codec(rules.of(parameter.name), parameter.shape)
         if codec is not None and (parameter.elements >= _LARGE or codec.form(parameter.shape) is None):
-            found.append((codec, [(parameter, place)]))
+            groups.append((codec, [(parameter, place)]))
             continue
         kind = "" if codec is None else codec.fingerprint
         if kind not in shared:
             shared[kind] = []
-            found.append((codec, shared[kind]))
+            groups.append((codec, shared[kind]))
         shared[kind].append((parameter, place))
-    return [_unit(codec, members) for codec, members in found if any(part.elements for part, _ in members)]
+    return [_unit(codec, members) for codec, members in groups if any(part.elements for part, _ in members)]
 
 
 def _codec(codec: Codec, shape: tuple[int, ...]) -> Codec | None:
@@ -127,20 +127,20 @@ class CodecStates:
 
     def of(self, unit: SumUnit) -> State:
         """Return the state of a unit, of which no sum is under way."""
-        known = self._units.get(unit.name)
-        if known is not None and known[0].parameters == unit.parameters:
-            return known[1]
+        present = self._units.get(unit.name)
+        if present is not None and present[0].parameters == unit.parameters:
+            return present[1]
         names = {parameter.name for parameter in unit.parameters}
         for other, (old, _) in list(self._units.items()):
             if names & {parameter.name for parameter in old.parameters}:
                 self._dissolve(other)
         state: State = dict(self._others.pop(unit.name, {}))
-        found = [self._elements.pop(parameter.name, {}) for parameter in unit.parameters]
-        for what in dict.fromkeys(what for each in found for what in each):
+        kept = [self._elements.pop(parameter.name, {}) for parameter in unit.parameters]
+        for what in dict.fromkeys(what for each in kept for what in each):
             state[what] = np.concatenate(
                 [
                     each[what] if what in each else np.zeros(parameter.elements, np.float32)
-                    for each, parameter in zip(found, unit.parameters, strict=True)
+                    for each, parameter in zip(kept, unit.parameters, strict=True)
                 ]
             )
         self._units[unit.name] = unit, state

@@ -234,10 +234,10 @@ def decoded_momentum(states: bytes, size: int, dtype: np.dtype[np.generic]) -> t
     Raises:
         ProtocolViolation: another owner has sent something else for a block of this size and type.
     """
-    found = decoded_state(states)
-    if found.state is None:
-        return found.updates, None
-    problem = problem_of_state(found.state, ArrayForm((size,), dtype))
-    if problem or not isinstance(found.state, ArrayState):
+    sent = decoded_state(states)
+    if sent.state is None:
+        return sent.updates, None
+    problem = problem_of_state(sent.state, ArrayForm((size,), dtype))
+    if problem or not isinstance(sent.state, ArrayState):
         raise ProtocolViolation(f"a momentum of a block: {problem}")
-    return found.updates, cast("Floats", np.frombuffer(found.state.values, dtype))
+    return sent.updates, cast("Floats", np.frombuffer(sent.state.values, dtype))

@@ -13,9 +13,10 @@ import numpy as np
 
 from netstorm.kvstore.asynchronous.blocks import Gradient, Owners, chunks_of, extent
 from netstorm.kvstore.forms import Array, Key
+from netstorm.kvstore.node import GeneralNode
 from netstorm.protocol.frames import Buffer
 
-__all__ = ["BlockRule", "OwnedBlocks", "UpdateThread", "block_extent", "initial_blocks"]
+__all__ = ["BlockRule", "OwnedBlocks", "UpdateThread", "block_extent", "initial_blocks", "serving"]
 
 Values = TypeVar("Values")
 """What a rule keeps a block's values in."""
@@ -249,3 +250,26 @@ def initial_blocks(
         for block in blocks
         if elastic or owners.owner(key, block) == rank
     }
+
+
+def serving(
+    node: GeneralNode, key: Key, value: Array, rule: BlockRule[Values], thread: UpdateThread
+) -> Callable[[], None]:
+    """Copy the blocks of a key's initial value that this rank may hold, and return what begins to serve them:
+    to be called on the thread for updates, or before it has been given anything.
+
+    Args:
+        node: this rank's; it has joined the job.
+        key: is known to the job.
+        value: flat; it must not change before this returns.
+        rule: updates the blocks.
+        thread: calls the rule.
+    """
+    elastic, owners = node.live.is_elastic, node.asynchronous.owners
+    initial = initial_blocks(key, value, owners, rank=node.rank, whole=rule.whole, elastic=elastic)
+
+    def serve() -> None:
+        blocks = OwnedBlocks(key, rule, thread, initial, elastic=elastic)
+        thread.post(lambda: node.asynchronous.serve(key, blocks))
+
+    return serve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from netstorm.errors import UsageError
 
@@ -26,24 +26,6 @@ class Average(enum.Enum):
     NONE = "none"
     SITE = "the site's average"
     ALL = "the average of all"
-
-
-class StepPlan(Protocol):
-    """Knows from a step's number, from 1, what follows it."""
-
-    @property
-    def interval(self) -> int:
-        """Steps from one average, of a site or of all, to the next."""
-
-    @property
-    def text(self) -> str:
-        """What ranks must agree on."""
-
-    def after(self, step: int) -> Average:
-        """Return what follows a step. 0: before the first one all ranks have the same values, too."""
-
-    def next_all(self, step: int) -> int:
-        """Return the first step from `step` on at which values of all ranks are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +56,7 @@ class Periods:
 
     @property
     def interval(self) -> int:
-        """Steps from one average to the next."""
+        """Steps from one average, of a site or of all, to the next."""
         return self.k1
 
     @property
@@ -83,7 +65,7 @@ class Periods:
         return f"k1={self.k1} k2={self.k2}"
 
     def after(self, step: int) -> Average:
-        """Return what follows a step."""
+        """Return what follows a step. 0: before the first one all ranks have the same values, too."""
         if step % self.k1:
             return Average.NONE
         return Average.SITE if step % (self.k1 * self.k2) else Average.ALL
@@ -157,45 +139,16 @@ class FragmentSchedule:
         return -(-self.sync_every * (fragment + 1) // self.fragments)
 
 
-class StepSchedule(Protocol):
-    """Decides step by step. Of what ranks that take different numbers of steps do, too."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Names it, with what ranks must agree on."""
-
-    @property
-    def steps(self) -> int:
-        """How many steps this rank has taken, with those that it has skipped in a hurry."""
-
-    @property
-    def averages(self) -> int:
-        """How many averages steps have been followed by, of a site or of all."""
-
-    @property
-    def taken(self) -> int:
-        """How many steps there have been since the last one."""
-
-    @property
-    def is_averaged(self) -> bool:
-        """Whether an average of all has followed the last step, or there has been none."""
-
-    def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step of the optimizer, and return what follows it. May wait for a pacer.
-
-        Args:
-            hurries: values of all are averaged in any case. Averages of the site that would have come before
-                are left out, and count as made.
-        """
-
-    def go_on_at(self, averages: int, steps: int | None = None) -> None:
-        """Go on behind so many averages, the last of which was one of all, and steps; None: as many as that
-        takes.
-        """
+StepPlan: TypeAlias = Periods | FragmentSchedule
+"""Knows from a step's number, from 1, what follows it."""
 
 
 class Periodic:
-    """Counts steps, and averages by their number. See `StepSchedule`."""
+    """Counts steps, and averages by their number.
+
+    Attributes:
+        fingerprint: names it, with what ranks must agree on.
+    """
 
     def __init__(self, name: str, plan: StepPlan) -> None:
         """Begin before the first step."""
@@ -205,12 +158,12 @@ class Periodic:
 
     @property
     def steps(self) -> int:
-        """How many steps this rank has taken."""
+        """How many steps this rank has taken, with those that it has skipped in a hurry."""
         return self._steps
 
     @property
     def averages(self) -> int:
-        """How many averages steps have been followed by."""
+        """How many averages steps have been followed by, of a site or of all."""
         return self._steps // self._plan.interval
 
     @property
@@ -220,18 +173,25 @@ class Periodic:
 
     @property
     def is_averaged(self) -> bool:
-        """Whether an average of all has followed the last step."""
+        """Whether an average of all has followed the last step, or there has been none."""
         return self._plan.after(self._steps) is Average.ALL
 
     def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step, and return what follows it."""
+        """Begin a step of the optimizer, and return what follows it. May wait for a pacer.
+
+        Args:
+            hurries: values of all are averaged in any case. Averages of the site that would have come before
+                are left out, and count as made.
+        """
         self._steps += 1
         if hurries:
             self._steps = self._plan.next_all(self._steps)
         return self._plan.after(self._steps)
 
     def go_on_at(self, averages: int, steps: int | None = None) -> None:
-        """Go on behind so many averages, or steps."""
+        """Go on behind so many averages, the last of which was one of all, and steps; None: as many as that
+        takes.
+        """
         self._steps = averages * self._plan.interval if steps is None else steps
 
 
@@ -246,7 +206,9 @@ class Pacer(Protocol):
 
 
 class Paced:
-    """Averages over all ranks after as many steps as a pacer says. See `StepSchedule`."""
+    """Averages over all ranks after as many steps as a pacer says; ranks take different numbers of them. It
+    has what `Periodic` has.
+    """
 
     def __init__(self, name: str, pacer: Pacer) -> None:
         """Begin before the first step."""
@@ -275,3 +237,7 @@ class Paced:
     def go_on_at(self, averages: int, steps: int | None = None) -> None:
         """Go on behind so many averages, and steps if they are known."""
         self.averages, self.taken, self.steps = averages, 0, steps or 0
+
+
+StepSchedule: TypeAlias = Periodic | Paced
+"""Decides step by step."""

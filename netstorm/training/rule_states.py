@@ -78,17 +78,17 @@ def decoded_state(data: bytes) -> OptimizerState:
         ProtocolViolation: these bytes do not come from there.
     """
     try:
-        found = msgspec.msgpack.decode(data, type=OptimizerState)
+        decoded = msgspec.msgpack.decode(data, type=OptimizerState)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(
             f"{len(data)} bytes that are no optimizer's state, in MessagePack, with its counts: {error}"
         ) from None
-    counts = found.updates, found.all_updates
+    counts = decoded.updates, decoded.all_updates
     if not 0 <= min(counts) <= max(counts) <= MOST_COUNTED:
         raise ProtocolViolation(
-            f"counted as {found.updates} and {found.all_updates} updates: expected 0 to {MOST_COUNTED}"
+            f"counted as {decoded.updates} and {decoded.all_updates} updates: expected 0 to {MOST_COUNTED}"
         )
-    return found
+    return decoded
 
 
 class ArrayForm(NamedTuple):
@@ -108,7 +108,7 @@ def problem_of_state(state: RuleState, expected: ExpectedState) -> str:
         if not isinstance(state, SeveralStates) or len(state.states) != len(expected):
             return f"{_form(state)}: expected {len(expected)} states"
         pairs = zip(state.states, expected, strict=True)
-        return next(filter(None, (problem_of_state(one, other) for one, other in pairs)), "")
+        return next(filter(None, (problem_of_state(member, other) for member, other in pairs)), "")
     if isinstance(expected, ArrayForm):
         return _problem_of_array(state, expected.shape, expected.dtype)
     if isinstance(state, (ArrayState, SeveralStates)):

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from netstorm.kvstore.calls import Sites, SiteSums, run_in_turn, set_memory
-from netstorm.kvstore.forms import Array, Key
+from netstorm.kvstore.calls import RegisterKey, Sites, SiteSums, run_in_turn, set_memory
+from netstorm.kvstore.forms import Array
 from netstorm.kvstore.operations import Done, Operation
-from netstorm.protocol.codecs import COLLECTIVE
 
-__all__ = ["SiteLead", "SiteRuntime", "SiteTensor", "sums_of_sites"]
-
-
-class SiteRuntime(Protocol):
-    """What sums need of `netstorm.kvstore.process.runtime.Runtime`."""
-
-    @property
-    def rank(self) -> int:
-        """This node's rank."""
-
-    def register(
-        self,
-        namespace: int,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: str,
-        *,
-        form: int = 0,
-        members: tuple[int, ...] = (),
-    ) -> Key:
-        """Make a key known to the job."""
-
-    def submit(self, operation: Operation) -> None:
-        """Begin an operation."""
+__all__ = ["SiteLead", "SiteTensor"]
 
 
 class SiteTensor(NamedTuple):
@@ -44,19 +20,6 @@ class SiteTensor(NamedTuple):
     name: str
     elements: int
     dtype: np.dtype[np.generic]
-
-
-def sums_of_sites(
-    runtime: SiteRuntime, namespace: int, tensor: SiteTensor, sites: Sites, *, elastic: bool
-) -> SiteSums:
-    """Return the sums of a tensor within a site and across sites; all ranks ask for them alike. In an elastic
-    job only those that have begun it do.
-    """
-
-    def register(name: str, elements: int, members: tuple[int, ...]) -> Key:
-        return runtime.register(namespace, name, (elements,), "float32", form=COLLECTIVE, members=members)
-
-    return SiteSums(tensor.name, tensor.elements, tensor.dtype, sites, register=register, of_all=not elastic)
 
 
 class SiteLead:
@@ -72,36 +35,39 @@ class SiteLead:
 
     def __init__(
         self,
-        runtime: SiteRuntime,
-        namespace: int,
         tensors: Sequence[SiteTensor],
         sites: Sites,
         *,
+        register: RegisterKey,
+        submit: Callable[[Operation], None],
         elastic: bool,
     ) -> None:
         """Begin with all ranks of the site.
 
         Args:
-            runtime: of this process.
-            namespace: of the keys.
             tensors: what is summed and shared, flat; those without elements are left as they are.
             sites: of the job; of a rank that has joined later, itself alone.
+            register: makes keys known to the job.
+            submit: begins an operation.
             elastic: ranks may leave.
         """
+
+        def sums_of(tensor: SiteTensor) -> SiteSums:
+            # In an elastic job only those that have begun it ask for them.
+            return SiteSums(*tensor, sites, register=register, of_all=not elastic)
+
         self.ranks = sites.local
         """Those that are left, as the last result says."""
-        self._rank: Final = runtime.rank
-        self._submit: Final = runtime.submit
+        self._rank: Final = sites.rank
+        self._submit: Final = submit
         self._sums: Final = [
-            sums_of_sites(runtime, namespace, tensor, sites, elastic=elastic)
-            if tensor.elements and len(sites.local) > 1
-            else None
-            for tensor in tensors
+            sums_of(tensor) if tensor.elements and len(sites.local) > 1 else None for tensor in tensors
         ]
         self._confirmations: SiteSums | None = None
         if elastic and any(self._sums):
-            confirmed = SiteTensor(f"{tensors[0].name}: all have it", 1, np.dtype("float32"))
-            self._confirmations = sums_of_sites(runtime, namespace, confirmed, sites, elastic=True)
+            self._confirmations = sums_of(
+                SiteTensor(f"{tensors[0].name}: all have it", 1, np.dtype("float32"))
+            )
 
     @property
     def leader(self) -> int:

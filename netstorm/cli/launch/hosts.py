@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,9 +20,8 @@ from netstorm.cli.launch.variables import (
     RESERVED,
     Master,
     given_or,
-    node_variables,
-    places,
     port_beside,
+    variables_of_nodes,
 )
 from netstorm.errors import UsageError
 from netstorm.settings import FOREIGN_VARIABLES, child_environment, declarations
@@ -87,13 +86,21 @@ def ssh_job(
     nodes_on = Counter(placement.host for placement in placements)
     remote = _Remote(tuple(ssh), python, variables, nodes_on, key)
     nodes = []
-    for placement, own in _variables(placements, variables, address, port):
+    by_rank = sorted(placements, key=lambda placement: placement.rank)
+    of_ranks = variables_of_nodes(
+        [_without_user(placement.host) for placement in by_rank],
+        [placement.site for placement in by_rank],
+        scheduler=address,
+        port=port,
+        master=_master(by_rank, variables, port),
+    )
+    for placement, own in zip(by_rank, of_ranks, strict=True):
         if placement.address is not None:
             own["DMLC_NODE_HOST"] = placement.address
         nodes.append(remote.process(Member(placement.rank), placement.host, command, folder, own))
-    own = {"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": address, "DMLC_PS_ROOT_PORT": port}
+    schedulers = {"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": address, "DMLC_PS_ROOT_PORT": port}
     words = [python, "-m", "netstorm", "scheduler", "--launched"]
-    scheduler = remote.process(SCHEDULER, host, words, None, {**own, "DMLC_NUM_WORKER": size})
+    scheduler = remote.process(SCHEDULER, host, words, None, {**schedulers, "DMLC_NUM_WORKER": size})
     return LaunchedJob(
         size=size,
         scheduler=scheduler if with_scheduler else None,
@@ -146,25 +153,6 @@ def _check_reachable(host: str, placements: Sequence[Placement]) -> None:
         raise UsageError(
             f"the scheduler's host {host!r} is another machine for {elsewhere[0]!r}: give its name or address"
         )
-
-
-def _variables(
-    placements: Sequence[Placement], common: Mapping[str, str], scheduler: str, port: int
-) -> Iterator[tuple[Placement, dict[str, str | int]]]:
-    """Yield the placement and the variables of each rank, in order."""
-    by_rank = sorted(placements, key=lambda placement: placement.rank)
-    master = _master(by_rank, common, port)
-    for placement, place in zip(by_rank, places([_without_user(one.host) for one in by_rank]), strict=True):
-        own = node_variables(
-            rank=placement.rank,
-            size=len(by_rank),
-            host=scheduler,
-            port=port,
-            site=placement.site,
-            place=place,
-            master=master,
-        )
-        yield placement, own
 
 
 def _master(by_rank: Sequence[Placement], variables: Mapping[str, str], scheduler_port: int) -> Master | None:

@@ -545,13 +545,13 @@ class Child:
 
     def _heard(self, stream: Stream, line: bytes) -> Iterator[tuple[Stream, bytes]]:
         """Yield a line of the process, unless its supervisor has written it."""
-        found = ended_code(line) if stream is Stream.ERR else None
-        if found is not None:
-            line, self.ended = found
+        said = ended_code(line) if stream is Stream.ERR else None
+        if said is not None:
+            line, self.ended = said
             if not line:
                 return
         is_error = stream is Stream.ERR and bool(line.strip()) and _INFORMATION not in line
-        if is_error and (self.ended is None or found is not None):
+        if is_error and (self.ended is None or said is not None):
             self.last_error = plain(line)
         yield stream, line
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,10 +19,9 @@ from netstorm.cli.launch.variables import (
     Master,
     free_port,
     given_or,
-    node_variables,
-    places,
     port_beside,
     threads_each,
+    variables_of_nodes,
 )
 from netstorm.errors import UsageError
 from netstorm.settings import child_environment
@@ -75,7 +74,7 @@ def node_process(
         command: its words.
         folder: its working directory.
         environment: as `users_environment` returns it.
-        variables: as `node_variables` returns them, and others of this node alone.
+        variables: as `variables_of_nodes` returns them, and others of this node alone.
         supervisor: the command of its supervisor.
 
     Raises:
@@ -141,23 +140,10 @@ def local_job(
 
     def nodes(chosen: int | None) -> list[Process]:
         master = given_or(environment, Master(address=_LOOPBACK, port=torch_port()))
-        return [
-            node_process(
-                command,
-                folder,
-                environment,
-                node_variables(
-                    rank=rank,
-                    size=size,
-                    host=scheduler_host,
-                    port=chosen or port or None,
-                    site=sites[rank],
-                    place=place,
-                    master=master,
-                ),
-            )
-            for rank, place in enumerate(places([_LOOPBACK] * size))
-        ]
+        variables = variables_of_nodes(
+            [_LOOPBACK] * size, sites, scheduler=scheduler_host, port=chosen or port or None, master=master
+        )
+        return [node_process(command, folder, environment, own) for own in variables]
 
     nodes(None)  # wrong values are found before anything is started
     hosts = dict.fromkeys(map(Member, range(size)), _LOOPBACK)
@@ -221,10 +207,19 @@ def wan_job(
     host = addresses[scheduler_at]
 
     def nodes(chosen_port: int | None) -> list[Process]:
-        variables = _variables(addresses, environment, host, chosen_port or port or None, sites)
+        scheduler_port = chosen_port or port or None
+        torch_port = port_beside(scheduler_port, fresh_host=True)  # rank 0 is alone in its namespace
+        master = given_or(environment, Master(address=addresses[0], port=torch_port))
+        variables = variables_of_nodes(addresses, sites, scheduler=host, port=scheduler_port, master=master)
         return [
-            node_process(command, folder, environment, own, supervisor=tuple(wan.command(rank, SUPERVISOR)))
-            for rank, own in enumerate(variables)
+            node_process(
+                command,
+                folder,
+                environment,
+                {**own, "DMLC_NODE_HOST": address},
+                supervisor=tuple(wan.command(rank, SUPERVISOR)),
+            )
+            for rank, (own, address) in enumerate(zip(variables, addresses, strict=True))
         ]
 
     def started(chosen_port: int | None) -> list[Process]:
@@ -249,30 +244,6 @@ def wan_job(
         )
 
     return dataclasses.replace(job, scheduler=scheduler(None), scheduler_at=scheduler)
-
-
-def _variables(
-    addresses: Sequence[str],
-    environment: Mapping[str, str],
-    scheduler: str,
-    scheduler_port: int | None,
-    sites: Sequence[str | None],
-) -> Iterator[dict[str, str | int]]:
-    """Yield the variables of each rank."""
-    torch_port = port_beside(scheduler_port, fresh_host=True)  # rank 0 is alone in its namespace
-    master = given_or(environment, Master(address=addresses[0], port=torch_port))
-    for rank, (address, place) in enumerate(zip(addresses, places(addresses), strict=True)):
-        own = node_variables(
-            rank=rank,
-            size=len(addresses),
-            host=scheduler,
-            port=scheduler_port,
-            site=sites[rank],
-            place=place,
-            master=master,
-        )
-        own["DMLC_NODE_HOST"] = address
-        yield own
 
 
 # One line on an emulated network, which goes with every result made in it.

@@ -22,7 +22,6 @@ __all__ = [
     "FROM_ANOTHER_JOB",
     "KEY_FILE",
     "RESERVED",
-    "HostPlace",
     "Master",
     "check_port",
     "free_port",
@@ -30,11 +29,9 @@ __all__ = [
     "given_or",
     "hold_key",
     "is_free",
-    "node_variables",
-    "places",
     "port_beside",
     "threads_each",
-    "torch_variables",
+    "variables_of_nodes",
 ]
 
 
@@ -81,45 +78,6 @@ class Master:
 
     address: str
     port: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPlace:
-    """Where a node is among the nodes of its host; scripts choose their GPU by it."""
-
-    local_rank: int
-    local_size: int
-
-
-def places(hosts: Sequence[str]) -> list[HostPlace]:
-    """Return the place of each rank, from the host of each rank."""
-    size = Counter(hosts)
-    seen: Counter[str] = Counter()
-    found = []
-    for host in hosts:
-        found.append(HostPlace(local_rank=seen[host], local_size=size[host]))
-        seen[host] += 1
-    return found
-
-
-def torch_variables(*, rank: int, size: int, place: HostPlace, master: Master | None) -> dict[str, str | int]:
-    """Return the variables that PyTorch reads.
-
-    Args:
-        rank: the node's.
-        size: number of nodes.
-        place: where the node is among those of its host.
-        master: where rank 0 listens; None: no address of it is known that all nodes could use.
-    """
-    variables: dict[str, str | int] = {
-        "RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": place.local_rank,
-        "LOCAL_WORLD_SIZE": place.local_size,
-    }
-    if master is not None:
-        variables |= {"MASTER_ADDR": master.address, "MASTER_PORT": master.port}
-    return variables
 
 
 def check_port(variables: Mapping[str, str]) -> None:
@@ -207,40 +165,48 @@ RESERVED: Final = (
 """Variables that the launcher sets for each process."""
 
 
-def node_variables(
+def variables_of_nodes(
+    hosts: Sequence[str],
+    sites: Sequence[str | None],
     *,
-    rank: int,
-    size: int,
-    host: str,
+    scheduler: str,
     port: int | None,
-    site: str | None,
-    place: HostPlace,
     master: Master | None,
-) -> dict[str, str | int]:
-    """Return the variables with a node's rank, the scheduler's address, and what PyTorch needs.
+) -> list[dict[str, str | int]]:
+    """Return for each rank the variables with its rank, the scheduler's address, and what PyTorch needs.
 
-    NetStorm's rank is PyTorch's.
+    NetStorm's rank is PyTorch's. LOCAL_RANK counts the nodes of a host; scripts choose their GPU by it.
 
     Args:
-        rank: the node's.
-        size: number of nodes.
-        host: the scheduler's.
+        hosts: of each rank.
+        sites: of each rank; None: not set.
+        scheduler: its host.
         port: the scheduler's; None: it is in the environment, or the default.
-        site: the node's; None: not set.
-        place: where the node is among those of its host.
-        master: where rank 0 listens for PyTorch; None: not set.
+        master: where rank 0 listens for PyTorch; None: no address of it is known that all nodes could use.
     """
-    variables: dict[str, str | int] = {
+    of_all: dict[str, str | int] = {
         "DMLC_ROLE": "worker",
-        "DMLC_PS_ROOT_URI": host,
-        "DMLC_NUM_WORKER": size,
-        "NETSTORM_RANK": rank,
-        **torch_variables(rank=rank, size=size, place=place, master=master),
+        "DMLC_PS_ROOT_URI": scheduler,
+        "DMLC_NUM_WORKER": len(hosts),
+        "WORLD_SIZE": len(hosts),
     }
     if port is not None:
-        variables["DMLC_PS_ROOT_PORT"] = port
-    if site is not None:
-        variables["NETSTORM_SITE"] = site
+        of_all["DMLC_PS_ROOT_PORT"] = port
+    if master is not None:
+        of_all |= {"MASTER_ADDR": master.address, "MASTER_PORT": master.port}
+    nodes_on, seen = Counter(hosts), Counter[str]()
+    variables = []
+    for rank, (host, site) in enumerate(zip(hosts, sites, strict=True)):
+        own = of_all | {
+            "NETSTORM_RANK": rank,
+            "RANK": rank,
+            "LOCAL_RANK": seen[host],
+            "LOCAL_WORLD_SIZE": nodes_on[host],
+        }
+        seen[host] += 1
+        if site is not None:
+            own["NETSTORM_SITE"] = site
+        variables.append(own)
     return variables
 
 

@@ -216,10 +216,10 @@ def memory_of(array: NDArray) -> memoryview:
 
 
 def _known(dtype: npt.DTypeLike) -> np.dtype[np.generic]:
-    known = np.dtype(dtype)
-    if known.type not in mx.nd.ndarray._DTYPE_NP_TO_MX:  # noqa: SLF001 -- the table is not exported
-        raise UsageError(f"MXNet has no arrays of type {known}")
-    return known
+    checked = np.dtype(dtype)
+    if checked.type not in mx.nd.ndarray._DTYPE_NP_TO_MX:  # noqa: SLF001 -- the table is not exported
+        raise UsageError(f"MXNet has no arrays of type {checked}")
+    return checked
 
 
 @contextmanager
@@ -649,9 +649,12 @@ def _pairs(key: object, value: object, what: str) -> list[Group]:
         raise UsageError(
             f"{what} of {len(key)} keys with {count} values; give one value (or list of arrays) a key"
         )
-    if len({isinstance(one, str) for one in key}) > 1:
+    if len({isinstance(user_key, str) for user_key in key}) > 1:
         raise UsageError(f"{what}: keys must be all int or all str, not a mixture: {list(key)[:5]}")
-    return [(_key(one, what), _arrays(arrays, one, what)) for one, arrays in zip(key, value, strict=True)]
+    return [
+        (_key(user_key, what), _arrays(arrays, user_key, what))
+        for user_key, arrays in zip(key, value, strict=True)
+    ]
 
 
 def paired_with_row_ids(

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from netstorm.checkpoint.files import claim_step
-from netstorm.checkpoint.jobs import SaveOptions, Saving, wait_for_last_saving
+from netstorm.checkpoint.jobs import SaveOptions, Saving, save_by_one
 from netstorm.compression.quantised import Signs
 from netstorm.compression.sparse import Numbers, Rows
 from netstorm.errors import ProtocolViolation, UsageError
@@ -30,7 +29,7 @@ from netstorm.frontends.mxnet.arrays import (
     replace_rows,
     rows_of,
 )
-from netstorm.frontends.mxnet.checkpoint import SavedEntry
+from netstorm.frontends.mxnet.checkpoint import CollectedEntry, SavedEntry
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.elastic import Get, Set
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
@@ -38,6 +37,7 @@ from netstorm.frontends.mxnet.entries import (
     AnyEntry,
     Entry,
     GradientCompression,
+    KeyState,
     RowEntry,
     check_rows,
     compression_of,
@@ -49,7 +49,7 @@ from netstorm.frontends.mxnet.entries import (
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
 from netstorm.frontends.mxnet.owner import OwnedRule, Owner, arrays_of, with_counts
 from netstorm.frontends.mxnet.store import Given, NetStormKVStore
-from netstorm.frontends.mxnet.updates import CalledUpdater, OptimizerUpdater, write_atomically
+from netstorm.frontends.mxnet.updates import CalledUpdater, OptimizerUpdater
 from netstorm.kvstore.forms import Array, Key, Values
 from netstorm.kvstore.operations import UNBOUNDED, Done, PullOperation, Pushes, PushOperation, StatesOperation
 from netstorm.kvstore.process.elastic import Newcomer, SavingRank, collect_from_owners, wait_for_enough_nodes
@@ -61,7 +61,6 @@ from netstorm.training.rule_states import decoded_state, joined
 __all__ = [
     "AsyncEntry",
     "AsynchronousKVStore",
-    "CollectedEntry",
     "CollectedStates",
     "Freshness",
     "Number",
@@ -103,16 +102,15 @@ class PullTarget:
 class OwnerCalls:
     """The pushes and pulls of one key."""
 
-    __slots__ = ("_gate", "_on_skipped", "_runtime", "called", "key", "pushes")
+    __slots__ = ("_entry", "_gate", "_runtime", "called", "key", "pushes")
 
-    def __init__(self, runtime: Runtime, key: Key, on_skipped: Callable[[NDArray], None]) -> None:
-        """Prepare; `on_skipped` is that of `RowRounds`."""
-        self.key: Final = key
+    def __init__(self, runtime: Runtime, entry: KeyState) -> None:
+        self.key: Final = entry.key
         self.called = 0
         """How often the script has pushed the key."""
         self.pushes: Final = Pushes()
         self._runtime: Final = runtime
-        self._on_skipped: Final = on_skipped
+        self._entry: Final = entry
         self._gate: Final = StagingBuffer((1,), np.uint8)
         """Each push writes it, so that they are made one after the other. This bounds what other nodes buffer
         for this rank."""
@@ -159,7 +157,7 @@ class OwnerCalls:
             number: of the push; if not given, the next one is taken now.
         """
         key, rule, live = self.key, owner.rule, owner.rule.live()
-        taken = self.take_number() if number is None else None
+        taken = self.pushes.take_push() if number is None else None
         self.called += 1
 
         def begin(done: Done) -> None:
@@ -186,12 +184,6 @@ class OwnerCalls:
         owed = f"push {self.called - 1} of key {key.name!r}"
         self.queue(begin, (array, self._gate.array, *also), "netstorm_push", priority, owed=owed)
 
-    def take_number(self) -> int:
-        """Return the number of this rank's next push. The push must follow, and pushes in their order."""
-        self.pushes.total += 1
-        self.pushes.in_clock += 1
-        return self.pushes.total - 1
-
     def pull(
         self,
         arrays: Sequence[NDArray],
@@ -211,7 +203,7 @@ class OwnerCalls:
             freshness: what must be in the value.
             reads: arrays that `target` reads.
         """
-        pushed, number = self.pushes.total, self._next_pull()
+        pushed, number = self.pushes.total, self.pushes.take_pull()
 
         def begin(done: Done) -> None:
             self._submit_pull(target(), owner, freshness, done, pushed=pushed, number=number)
@@ -222,23 +214,23 @@ class OwnerCalls:
         """Get the newest value, with all pushes that have taken a number: within an operation of the engine,
         on any thread. Arguments are those of `pull`; `done` hears of the end.
         """
-        pushed, number = self.pushes.total, self._next_pull()
+        pushed, number = self.pushes.total, self.pushes.take_pull()
         self._submit_pull(target, owner, freshness, done, pushed=pushed, number=number)
 
-    def pull_states(self, array: NDArray, owner: Owner) -> dict[int, bytes]:
-        """Return a dictionary that has the states of all blocks as soon as `array` of ours may be read."""
-        found: dict[int, bytes] = {}
-        key, whole, pushed, number = self.key, owner.rule.whole, self.pushes.total, self._next_pull()
+    def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
+        """Return an array, and a dictionary that has the owners' states by block once it may be read."""
+        array, states = mx.nd.zeros((1,)), dict[int, bytes]()
+        key, whole, pushed, number = self.key, owner.rule.whole, self.pushes.total, self.pushes.take_pull()
 
         def begin(done: Done) -> None:
             self._runtime.submit(
                 StatesOperation(
-                    key=key, number=number, pushed=pushed, destination=found, whole=whole, done=done
+                    key=key, number=number, pushed=pushed, destination=states, whole=whole, done=done
                 )
             )
 
         self.queue(begin, (array,), "netstorm_pull_states", 0)
-        return found
+        return array, states
 
     def queue(
         self,
@@ -260,7 +252,7 @@ class OwnerCalls:
             reads: what it reads.
             owed: names the operation if other ranks wait for it: if it cannot begin, the job fails.
         """
-        runtime, on_skipped = self._runtime, self._on_skipped
+        runtime, entry = self._runtime, self._entry
 
         def start(completion: Completion) -> None:
             try:
@@ -272,7 +264,7 @@ class OwnerCalls:
 
         def skipped() -> None:
             if owed:
-                on_skipped(arrays[0])
+                entry.skipped = arrays[0]
                 runtime.fail(f"{owed} cannot be made: an operation that it depends on has failed")
 
         push_async(start, reads=reads, writes=arrays, name=name, priority=priority, skipped=skipped)
@@ -308,10 +300,6 @@ class OwnerCalls:
             )
         )
 
-    def _next_pull(self) -> int:
-        self.pushes.pulls += 1
-        return self.pushes.pulls - 1
-
 
 # One key of an asynchronous store on this node: its value as it was pulled last, and its pushes.
 
@@ -323,7 +311,7 @@ class AsyncEntry(Entry):
 
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
         super().__init__(runtime, key, user_key)
-        self.calls: Final = OwnerCalls(runtime, key, self._note_skipped)
+        self.calls: Final = OwnerCalls(runtime, self)
         self._gradient: StagingBuffer | None = None
 
     def own(self, owner: Owner) -> None:
@@ -388,11 +376,6 @@ class AsyncEntry(Entry):
         self.calls.pull((stored.array,), lambda: PullTarget(self._flat(stored)), owner, freshness)
         self.pull(outs)
 
-    def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
-        """Return an array, and a dictionary that has the owners' states by block once it may be read."""
-        array = mx.nd.zeros((1,))
-        return array, self.calls.pull_states(array, owner)
-
     def _number_of(self, gradient: StagingBuffer, owner: Owner, priority: int) -> Number | None:
         """Return the number of a push of `gradient`, if that is not the next one."""
         return None
@@ -406,17 +389,14 @@ class AsyncRowEntry(RowEntry):
 
     __slots__ = ("calls",)
 
-    def __init__(
-        self, runtime: Runtime, namespace: int, user_key: int | str, shape: tuple[int, ...], dtype: str
-    ) -> None:
-        """Register the key; see `RowEntry`."""
-        super().__init__(runtime, namespace, user_key, shape, dtype)
-        self.calls: Final = OwnerCalls(runtime, self.key, self._note_skipped)
+    def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
+        super().__init__(runtime, key, user_key)
+        self.calls: Final = OwnerCalls(runtime, self)
 
     def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
         """Take over a value, with all its rows: a pull writes those of owners there. See `RowEntry`."""
         super().restore(value, residual, rounds)
-        self._rounds.fill(self._stored)
+        self._fill_rows(self._stored)
 
     def own(self, owner: Owner) -> None:
         """Own this rank's blocks of the initial value, which is here. Called before any pull from owners."""
@@ -459,11 +439,6 @@ class AsyncRowEntry(RowEntry):
         with mx.autograd.pause():
             queue_copy(picked, out)
 
-    def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
-        """Return the owners' states; see `AsyncEntry.pull_states`."""
-        array = mx.nd.zeros((1,))
-        return array, self.calls.pull_states(array, owner)
-
 
 def _push_rows(calls: OwnerCalls, summed: NDArray, owner: Owner, clock: int, priority: int) -> None:
     calls.push(
@@ -505,35 +480,9 @@ class CollectedStates:
 
     def rule(self, optimizer: mx.optimizer.Optimizer) -> CalledUpdater:
         """Return a rule that has the states, and the script's `optimizer` with the owners' counts."""
-        return CalledUpdater(self._updater(optimizer), "collected from owners")
-
-    def _updater(self, optimizer: mx.optimizer.Optimizer) -> OptimizerUpdater:
         updater = OptimizerUpdater(with_counts(optimizer, self._counts, self._all_updates))
         updater.states = self._states
-        return updater
-
-    def save(self, path: str, optimizer: mx.optimizer.Optimizer, *, dump_optimizer: bool) -> None:
-        """Write a file in MXNet's format. It has the script's `optimizer` with the owners' counts."""
-        updater = self._updater(optimizer)
-        write_atomically(path, updater.get_states(dump_optimizer))
-
-
-# Keys of an asynchronous store as one rank of an elastic job saves them: with what their owners hold.
-
-
-class CollectedEntry:
-    """A key with the owners' values. See `netstorm.frontends.mxnet.checkpoint.SavedEntry`."""
-
-    residual: Final = None
-    """What compression has kept is each rank's own."""
-
-    def __init__(self, user_key: int | str, value: NDArray, rounds: int) -> None:
-        self.user_key: Final = user_key
-        self.value: Final = value
-        self.rounds: Final = rounds
-
-    def wait_for_updates(self) -> None:
-        """Do nothing: all values are here."""
+        return CalledUpdater(updater, "collected from owners")
 
 
 def collect_entries(
@@ -553,16 +502,12 @@ def collect_entries(
     """
     keys = [(entry.key, entry.calls.pushes) for entry in entries]
     held = collect_from_owners(runtime, keys, whole=owner.rule.whole)
-    saved = [
-        CollectedEntry(entry.user_key, _array(entry.key, one.values), entry.rounds)
-        for entry, one in zip(entries, held, strict=True)
-    ]
-    if rule.optimizer is None:
-        return saved, rule
-    collected = CollectedStates()
-    for entry, one in zip(entries, held, strict=True):
-        collected.add(entry.user_key, entry.key.spec.shape, one.states)
-    return saved, collected.rule(rule.optimizer)
+    saved, collected = [], CollectedStates()
+    for entry, of_owners in zip(entries, held, strict=True):
+        saved.append(CollectedEntry(entry.user_key, _array(entry.key, of_owners.values), entry.rounds))
+        if rule.optimizer is not None:
+            collected.add(entry.user_key, entry.key.spec.shape, of_owners.states)
+    return saved, rule if rule.optimizer is None else collected.rule(rule.optimizer)
 
 
 def _array(key: Key, values: Array) -> NDArray:
@@ -583,6 +528,13 @@ class ElasticOwnersStore(NetStormKVStore):
 
     Blocks move to other owners by themselves. A rank that joins later gets the owners' values, and takes part
     from its first push on.
+
+    In an elastic job ranks have no step in common, so nobody waits for others in `save_checkpoint`. Each
+    calls it when it likes, and one of them writes, alone: the lowest that takes part and whose script has not
+    ended. At the others it does nothing. The writer asks the owners for values and states, with all of its
+    own pushes. Each block's are of one moment; others may have been updated a little more or less often.
+    `extra` is the writer's, and `step` the least number: it becomes larger if the folder has that one.
+    `shares` is of no effect, and what gradient compression has kept is not saved.
     """
 
     _entry_type = AsyncEntry
@@ -625,41 +577,20 @@ class ElasticOwnersStore(NetStormKVStore):
             )
         super().attach_state(name, get, set)
 
-    def save_checkpoint(
-        self,
-        path: str | Path,
-        *,
-        step: int | None = None,
-        extra: object = None,
-        shares: bool = True,
-        keep: int | None = None,
-        timeout_s: float = 600.0,
-    ) -> Saving:
-        """Begin to write a checkpoint; see `CheckpointedStore.save_checkpoint`.
-
-        In an elastic job ranks have no step in common, so nobody waits for the others: each rank calls this
-        when it likes, and one of them writes, alone: the lowest that takes part and whose script has not
-        ended. At the others this does nothing. The writer asks the owners for values and states, with all of
-        its own pushes. Each block's are of one moment; others may have been updated a little more or less
-        often. `extra` is the writer's, and `step` the least number: it becomes larger if the folder has that
-        one. `shares` is of no effect, and what gradient compression has kept is not saved.
-        """
+    def _save(self, path: str | Path, options: SaveOptions, extra: object) -> Saving:
         if not self._is_elastic:
-            return super().save_checkpoint(
-                path, step=step, extra=extra, shares=shares, keep=keep, timeout_s=timeout_s
-            )
-        self._check_checkpoint("save_checkpoint")
-        options = SaveOptions(step=step, shares=False, keep=keep, timeout_s=timeout_s, compares_tensors=False)
-        ranks, rule = SavingRank(self._runtime), self._rule
-        if not ranks.is_due:
-            return Saving(step or 0, Path(path))
-        wait_for_last_saving()
-        options = replace(options, step=claim_step(path, step))
-        entries: Sequence[SavedEntry] = self._keys.entries()
-        if self._owner is not None and rule is not None:
-            mx.nd.waitall()  # all pushes of this rank have their numbers
-            entries, rule = collect_entries(self._runtime, self._all(), self._owner, rule)
-        return self._checkpoints.save(path, entries, rule, extra, options, ranks=ranks)
+            return super()._save(path, options, extra)
+        ranks = SavingRank(self._runtime)
+
+        def save(options: SaveOptions) -> Saving:
+            entries: Sequence[SavedEntry] = self._keys.entries()
+            rule = self._rule
+            if self._owner is not None and rule is not None:
+                mx.nd.waitall()  # all pushes of this rank have their numbers
+                entries, rule = collect_entries(self._runtime, self._all(), self._owner, rule)
+            return self._checkpoints.save(path, entries, rule, extra, options, ranks=ranks)
+
+        return save_by_one(path, options, save, is_due=ranks.is_due)
 
     def _skips_checkpoint(self) -> bool:
         if not self._newcomer.waits:
@@ -727,7 +658,7 @@ def owners_entry(entry: AnyEntry) -> AsyncEntry | AsyncRowEntry:
 _TYPE: Final = "dist_async_netstorm"
 
 _NO_OPTIMIZER: Final = (
-    "{what} to an asynchronous store without an optimizer: the owners of a key must know what to do with a "
+    "push to an asynchronous store without an optimizer: the owners of a key must know what to do with a "
     "gradient; call set_optimizer first (gluon.Trainer and Module do, with update_on_kvstore)"
 )
 
@@ -754,7 +685,7 @@ class InStepKVStore(NetStormKVStore):
 
     def _push_and_update(self, pushed: Given, priority: int) -> None:
         if self._rule is None:
-            raise UsageError(_NO_OPTIMIZER.format(what="push"))
+            raise UsageError(_NO_OPTIMIZER)
         super()._push_and_update(pushed, priority)
 
 
@@ -785,11 +716,11 @@ class AsynchronousKVStore(ElasticOwnersStore):
         `staleness_mean` and `staleness_max` count the updates by other ranks between the value that a
         gradient was computed on and the update with that gradient.
         """
-        found = super().statistics()
-        pushes = found.get("pushes_of_blocks", 0)
-        found["staleness_mean"] = found.get("staleness_total", 0.0) / pushes if pushes else 0.0
-        found.setdefault("staleness_max", 0.0)
-        return found
+        totals = super().statistics()
+        pushes = totals.get("pushes_of_blocks", 0)
+        totals["staleness_mean"] = totals.get("staleness_total", 0.0) / pushes if pushes else 0.0
+        totals.setdefault("staleness_max", 0.0)
+        return totals
 
     def init(self, key: object, value: object) -> None:
         """Make keys known and give them rank 0's values, on all ranks. See `NetStormKVStore.init`.
@@ -936,7 +867,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
             raise UsageError(
                 "save_optimizer_states: call set_optimizer first; there are no states without an optimizer"
             )
-        self._collect_states(self._owner).save(fname, optimizer, dump_optimizer=dump_optimizer)
+        self._collect_states(self._owner).rule(optimizer).save(fname, dump_optimizer=dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what `save_optimizer_states` wrote, in a job of however many nodes; each rank takes the states
@@ -987,11 +918,11 @@ class AsynchronousKVStore(ElasticOwnersStore):
 
     def _collect_states(self, owner: Owner) -> CollectedStates:
         """Return the optimizer's states of all keys, with all pushes of this rank."""
-        asked = [(entry, *entry.pull_states(owner)) for entry in self._all()]
+        asked = [(entry, *entry.calls.pull_states(owner)) for entry in self._all()]
         collected = CollectedStates()
-        for entry, array, found in asked:
+        for entry, array, states in asked:
             array.wait_to_read()
-            collected.add(entry.user_key, entry.key.spec.shape, found)
+            collected.add(entry.user_key, entry.key.spec.shape, states)
         return collected
 
     def _collected_rule(self) -> CalledUpdater | None:
@@ -1014,7 +945,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
     def _push_and_update(self, pushed: Given, priority: int) -> None:
         owner = self._owner
         if owner is None:
-            raise UsageError(_NO_OPTIMIZER.format(what="push"))
+            raise UsageError(_NO_OPTIMIZER)
         self._checkpoints.pushed()
         compression = self._compression
         if compression is not None:

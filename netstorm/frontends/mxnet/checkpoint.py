@@ -8,10 +8,11 @@ joins later takes over in the same way what the other ranks have.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
 
 __all__ = [
+    "CollectedEntry",
     "KeptState",
     "LoadedCheckpoint",
     "MXNetArrays",
@@ -37,6 +39,7 @@ __all__ = [
     "as_tree",
     "check_trainer",
     "from_tree",
+    "mapped",
     "optimizer_values",
     "restore_optimizer_values",
     "state_of_store",
@@ -201,9 +204,7 @@ class StoreCheckpoints:
         Raises:
             CheckpointError: the checkpoint has no such key, or one of another shape or type.
         """
-        if self._kept is None:
-            return given
-        return self._kept.initial_value(user_key, given)
+        return given if self._kept is None else self._kept.initial_value(user_key, given)
 
     def take_over(self, kept: KeptState, rounds: Mapping[str, int]) -> None:
         """Give later keys and the optimizer what other ranks of the job have; this node has joined later.
@@ -270,27 +271,19 @@ def check_trainer(trainer: object, store: object, what: str = "load_checkpoint")
 # ------------------------------------------------------------------------------------ what a store takes over
 
 
-class SavedEntry(Protocol):
-    """One key of a store as a checkpoint saves it."""
+class CollectedEntry(NamedTuple):
+    """A key with its owners' values. What compression has kept is each rank's own."""
 
-    @property
-    def user_key(self) -> int | str:
-        """The user's key."""
-
-    @property
-    def value(self) -> NDArray:
-        """The value, as it is after all that was pushed before; not to be changed."""
-
-    @property
-    def residual(self) -> dict[str, NDArray] | None:
-        """What gradient compression keeps of the key, by name; None: nothing."""
-
-    @property
-    def rounds(self) -> int:
-        """The number of the last round, counted on from a checkpoint."""
+    user_key: int | str
+    value: NDArray
+    rounds: int
+    residual: None = None
 
     def wait_for_updates(self) -> None:
-        """Wait until all updates are queued."""
+        """Do nothing: all values are here."""
+
+
+SavedEntry: TypeAlias = AnyEntry | CollectedEntry
 
 
 def state_of_store(
@@ -377,9 +370,9 @@ class KeptState:
 
     def _check_known(self, user_key: int | str) -> None:
         if user_key not in self._keys:
-            known = ", ".join(repr(key) for key in list(self._keys)[:5])
+            some = ", ".join(repr(key) for key in list(self._keys)[:5])
             raise CheckpointError(
-                f"{self._source} has no key {user_key!r}; it has {len(self._keys)} keys, such as {known}: it "
+                f"{self._source} has no key {user_key!r}; it has {len(self._keys)} keys, such as {some}: it "
                 "is of another model, or a script that names its keys otherwise"
             )
 
@@ -503,13 +496,24 @@ def _check_class(what: str, kept: object, live: object) -> None:
 # ------------------------------------------------------------------------------------------- arrays and ranks
 
 
+def mapped(tree: object, function: Callable[[object], object]) -> object:
+    """Return a tree of dictionaries, lists and tuples with what `function` returns for each leaf."""
+    if isinstance(tree, dict):
+        return {key: mapped(value, function) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(mapped(value, function) for value in tree)
+    return function(tree)
+
+
 def as_tree(value: object) -> object:
-    """Return arrays, or tuples and lists of them, with row-sparse arrays as dictionaries of dense ones."""
-    if isinstance(value, mx.nd.sparse.RowSparseNDArray):
-        return {"stype": _ROWS, "shape": tuple(value.shape), "indices": value.indices, "data": value.data}
-    if isinstance(value, (tuple, list)):
-        return type(value)(as_tree(item) for item in value)
-    return value
+    """Return a tree of arrays with row-sparse ones as dictionaries of dense ones."""
+
+    def dense(leaf: object) -> object:
+        if not isinstance(leaf, mx.nd.sparse.RowSparseNDArray):
+            return leaf
+        return {"stype": _ROWS, "shape": tuple(leaf.shape), "indices": leaf.indices, "data": leaf.data}
+
+    return mapped(value, dense)
 
 
 def from_tree(tree: object) -> object:
@@ -534,36 +538,28 @@ def from_tree(tree: object) -> object:
     raise CheckpointError(f"the checkpoint has a {type(tree).__name__} where MXNet's arrays are expected")
 
 
-class MXNetArrays:
+class MXNetArrays(NumpyTensors):
     """Arrays on any device, and NumPy's. They are restored as NumPy's."""
-
-    def __init__(self) -> None:
-        self._numpy: Final = NumpyTensors()
 
     def is_tensor(self, value: object) -> bool:
         """Return whether a value is an array."""
-        return isinstance(value, mx.nd.NDArray) or self._numpy.is_tensor(value)
+        return isinstance(value, mx.nd.NDArray) or super().is_tensor(value)
 
     def describe(self, tensor: object, name: str) -> Description:
         """Describe an array."""
         if not isinstance(tensor, mx.nd.NDArray):
-            return self._numpy.describe(tensor, name)
+            return super().describe(tensor, name)
         if tensor.stype != "default":
             raise UsageError(f"{name} is a {tensor.stype} array: give dense ones (tostype('default'))")
         dtype, shape = np.dtype(tensor.dtype), tuple(tensor.shape)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return Description(NumpyTensors.KIND, dtype.name, shape, size)
+        return Description(self.KIND, dtype.name, shape, math.prod(shape) * dtype.itemsize)
 
     def data(self, tensor: object) -> memoryview:
         """Return its bytes, after all that is queued for it."""
-        return self._numpy.data(tensor.asnumpy() if isinstance(tensor, mx.nd.NDArray) else tensor)
-
-    def restore(self, description: Description, data: memoryview) -> object:
-        """Return an array of NumPy's."""
-        return self._numpy.restore(description, data)
+        return super().data(tensor.asnumpy() if isinstance(tensor, mx.nd.NDArray) else tensor)
 
 
-class StoreRanks:
+class StoreRanks(SavingRanks):
     """The ranks of one store. Its keys' names begin with what no user's key does."""
 
     def __init__(self, runtime: Runtime, namespace: int) -> None:
@@ -578,11 +574,6 @@ class StoreRanks:
     def rank(self) -> int:
         """This node's rank."""
         return self._runtime.rank
-
-    @property
-    def writes_alone(self) -> bool:
-        """Whether this is the first of the ranks that are in the job."""
-        return self.rank == min(self.incarnations(), default=self.rank)
 
     def incarnations(self) -> dict[int, int]:
         """Return who is in the job; nobody, once it has failed."""

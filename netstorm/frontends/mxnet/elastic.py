@@ -8,6 +8,7 @@ before the same step offer the same bytes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import threading
@@ -24,6 +25,7 @@ from netstorm.frontends.mxnet.arrays import StagingBuffer, memory_of, rows_of
 from netstorm.frontends.mxnet.checkpoint import (
     KeptState,
     from_tree,
+    mapped,
     optimizer_values,
     restore_optimizer_values,
     state_of_store,
@@ -34,7 +36,7 @@ from netstorm.frontends.mxnet.entries import AnyEntry
 from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.calls import Agreed
 from netstorm.kvstore.forms import Key
-from netstorm.kvstore.process.elastic import ElasticJobState, wait_for_enough_nodes
+from netstorm.kvstore.process.elastic import fetch_state, offer_state, wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.protocol.frames import ranks_in
 from netstorm.training.averages import in_all_parts
@@ -65,6 +67,7 @@ class ElasticJob:
     """One store's part in an elastic job. Everything is called on the script's thread.
 
     Attributes:
+        live: who is in the job.
         results: of the store's rounds.
         script: what the script has attached.
         joined_with: the state that this node has fetched; None: it was there from the begin, or has not
@@ -82,20 +85,13 @@ class ElasticJob:
         self._samplers: Final[list[ElasticSampler]] = []
         self._runtime: Final = runtime
         self._helpers: Final = helpers
-        self._live: Final = runtime.node.live
+        self.live: Final = runtime.node.live
         self._fewest: Final = (settings.elastic_range or (1, 1))[0]
         self._step = 0
         self._barriers = 0
         self._asked_at: float | None = None
         self._making = False
         self._has_pushed = False
-
-    # -------------------------------------------------------------------------------------- who is in the job
-
-    @property
-    def live_ranks(self) -> tuple[int, ...]:
-        """The ranks that are in the job now."""
-        return self._live.ranks
 
     # ------------------------------------------------------------------------------------------ as a newcomer
 
@@ -107,7 +103,7 @@ class ElasticJob:
             NetStormError: the job has failed.
         """
         if self.joined_with is None and self._runtime.node.needs_state:
-            self.joined_with = state = fetch_state(self._runtime)
+            self.joined_with = state = _fetch(self._runtime)
             self._step, self._barriers = state.step, state.barriers
             self.script.receive(state.script)
         return self.joined_with
@@ -215,20 +211,15 @@ class ElasticJob:
                 entry.value.wait_to_read()
             together = in_all_parts(entry.contributors for entry in pushed)
             ranks = tuple(ranks_in(together)) or ranks
-        sampler.set_ranks(self._runtime.rank, ranks, counts=self.contributes)
+        sampler.set_ranks(self._runtime.rank, ranks, counts=self.live.contributes)
 
     def attach_sampler(self, sampler: ElasticSampler, entries: Callable[[], Sequence[AnyEntry]]) -> None:
         """Have a sampler share its samples among the ranks of each step."""
-        first = tuple(sorted(member.rank for member in self._live.first_members))
+        first = tuple(sorted(member.rank for member in self.live.first_members))
         sampler.set_ranks(self._runtime.rank, first)
         self.attach(f"place of sampler {len(self._samplers)}", sampler.place, sampler.go_on_at)
         sampler.share_by(lambda: self.share_samples(sampler, entries()))
         self._samplers.append(sampler)
-
-    @property
-    def contributes(self) -> bool:
-        """Whether this node's values are in the sums of rounds that begin now."""
-        return self._runtime.rank in self._live.contributors
 
     def finish(self, entries: Sequence[AnyEntry], rule: CalledUpdater | None) -> None:
         """Offer the state at the end of the script to all who come later: nobody else can."""
@@ -239,7 +230,7 @@ class ElasticJob:
     def _at_boundary(
         self, entries: Callable[[], Sequence[AnyEntry]], rule: CalledUpdater | None, *, on_grid: bool
     ) -> None:
-        live = self._live
+        live = self.live
         if live.has_newcomers and not self._making:
             now = clock.monotonic()
             self._asked_at = now if self._asked_at is None else self._asked_at
@@ -251,7 +242,7 @@ class ElasticJob:
 
     def _wait_for_nodes(self, entries: Sequence[AnyEntry], rule: CalledUpdater | None) -> None:
         def serve() -> None:
-            if self._live.has_newcomers and not self._making:
+            if self.live.has_newcomers and not self._making:
                 self._offer(entries, rule)
 
         wait_for_enough_nodes(self._runtime, serve)
@@ -264,12 +255,12 @@ class ElasticJob:
         """Have the state copied, and offered once it is: behind everything that is queued now."""
         self._making, self._asked_at = True, None
         runtime, step, barriers = self._runtime, self._step, self._barriers
-        requests = None if last else self._live.state_requests
+        requests = None if last else self.live.state_requests
         state = state_of_store(entries, rule, None, tree=lambda value: value)
         states = state["states"]
         script, arrays = self.script.collect()
         kept = [(entry.user_key, entry.kept) for entry in entries]
-        agreed = {key: Later(one.agreed) for key, one in kept if one is not None}
+        agreed = {key: residual.agreed for key, residual in kept if residual is not None}
         groups = [_group(entry, states.get(entry.user_key), agreed.get(entry.user_key)) for entry in entries]
         groups.append(Group(arrays))
         keys = [key for entry in entries for key in (entry.key, *entry.further_keys)]
@@ -283,14 +274,15 @@ class ElasticJob:
             if copies is None:
                 self._making = False
                 return
-            codecs = [(key, copies[id(later)]) for key, later in agreed.items()]
-            found = {key: one for key, one in codecs if isinstance(one, Agreed)}
-            occasional = {key: number for one in found.values() for key, number in one.rounds.items()}
-            state["agreed"] = {key: one.state for key, one in found.items() if one.state is not None}
+            read = [(key, copies[id(of_codec)]) for key, of_codec in agreed.items()]
+            codecs = [(key, of_codec) for key, of_codec in read if isinstance(of_codec, Agreed)]
+            occasional = {key: number for _, codec in codecs for key, number in codec.rounds.items()}
+            state["agreed"] = {key: codec.state for key, codec in codecs if codec.state is not None}
             state["next_rounds"] = next_rounds | {key.name: number for key, number in occasional.items()}
             content = pack(with_copies(state, copies), NumpyTensors())
             rounds = following | occasional
-            ElasticJobState(runtime).offer(
+            offer_state(
+                runtime,
                 step,
                 content,
                 {key.identity: number for key, number in rounds.items() if key.identity >= 0},
@@ -305,7 +297,7 @@ class ElasticJob:
         self._making = False
 
 
-def _group(entry: AnyEntry, state: object, agreed: Later | None) -> Group:
+def _group(entry: AnyEntry, state: object, agreed: Callable[[], object] | None) -> Group:
     states = list(_arrays_in(state))
     return Group(
         [entry.value, *states], states if entry.has_deferred else (), () if agreed is None else (agreed,)
@@ -343,15 +335,6 @@ _LOOK_S: Final = 0.5
 """How often the thread looks whether the job has failed."""
 
 
-class Later:
-    """A value that is read when the arrays of its group are copied."""
-
-    __slots__ = ("read",)
-
-    def __init__(self, read: Callable[[], object]) -> None:
-        self.read: Final = read
-
-
 class Group(NamedTuple):
     """Arrays that are copied together."""
 
@@ -359,8 +342,8 @@ class Group(NamedTuple):
     """On the host. Those of staging buffers, and states of optimizers."""
     settling: Sequence[NDArray] = ()
     """Those of them that another thread's operations change; these are queued when the first is ready."""
-    values: Sequence[Later] = ()
-    """Read with them."""
+    values: Sequence[Callable[[], object]] = ()
+    """Called with them: what they return is kept, too."""
 
 
 def copy_behind(
@@ -372,8 +355,9 @@ def copy_behind(
 
     Args:
         groups: what to copy.
-        then: called by the thread, with the copies by the `id` of the array: NumPy's arrays; of row-sparse
-            ones the tree that checkpoints have. None: an operation of the script's own has failed.
+        then: called by the thread, with the copies by the `id` of the array, or of the function: NumPy's
+            arrays; of row-sparse ones the tree that checkpoints have. None: an operation of the script's own
+            has failed.
         is_over: whether the job has ended: no copies are made any more.
     """
     started: queue.SimpleQueue[tuple[Completion, Group] | None] = queue.SimpleQueue()
@@ -419,14 +403,8 @@ def copy_behind(
 
 
 def with_copies(state: object, copies: Mapping[int, object]) -> object:
-    """Return a tree with copies in the places of arrays, and values in those of what was read later."""
-    if isinstance(state, (mx.nd.NDArray, Later)):
-        return copies[id(state)]
-    if isinstance(state, dict):
-        return {key: with_copies(value, copies) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(with_copies(value, copies) for value in state)
-    return state
+    """Return a tree with copies in the places of arrays."""
+    return mapped(state, lambda leaf: copies[id(leaf)] if isinstance(leaf, mx.nd.NDArray) else leaf)
 
 
 def _copies(
@@ -442,7 +420,7 @@ def _copies(
             for array in group.settling:
                 array.wait_to_read()
             copies.update((id(array), _copied_array(array)) for array in group.arrays)
-            copies.update((id(value), value.read()) for value in group.values)
+            copies.update((id(value), value()) for value in group.values)
         except Exception:  # noqa: BLE001 -- likewise
             _log.exception("the state for a newcomer cannot be copied")
             return None
@@ -503,7 +481,7 @@ class ScriptStates:
         if name in self._attached:
             raise UsageError(f"attach_state: {name!r} is attached already; give each state its own name")
         if name in self._received:
-            take(_with_arrays(self._received.pop(name)))
+            take(mapped(self._received.pop(name), _as_mxnets))
         self._attached[name] = (get, take)
 
     def receive(self, states: dict[str, object]) -> None:
@@ -513,35 +491,29 @@ class ScriptStates:
     def collect(self) -> tuple[dict[str, object], list[NDArray]]:
         """Return the states by name, and the arrays in them: copies that are queued on MXNet's engine."""
         copies: list[NDArray] = []
-        return {name: _staged(get(), name, copies) for name, (get, _) in self._attached.items()}, copies
+        staged = {
+            name: mapped(get(), functools.partial(_staged, name=name, copies=copies))
+            for name, (get, _) in self._attached.items()
+        }
+        return staged, copies
 
 
-def _staged(state: object, name: str, copies: list[NDArray]) -> object:
-    if isinstance(state, mx.nd.NDArray):
-        if state.stype != "default":
-            raise UsageError(f"attach_state: {name!r} has a {state.stype} array: give dense ones")
-        buffer = StagingBuffer.like(state)
-        buffer.copy_from(state)
+def _staged(value: object, name: str, copies: list[NDArray]) -> object:
+    if isinstance(value, mx.nd.NDArray):
+        if value.stype != "default":
+            raise UsageError(f"attach_state: {name!r} has a {value.stype} array: give dense ones")
+        buffer = StagingBuffer.like(value)
+        buffer.copy_from(value)
         copies.append(buffer.array)
         return buffer.array
-    if isinstance(state, np.ndarray):
-        return state.copy()
-    if isinstance(state, dict):
-        return {key: _staged(value, name, copies) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(_staged(value, name, copies) for value in state)
-    return state
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _with_arrays(tree: object) -> object:
-    if isinstance(tree, np.ndarray):
-        with mx.util.np_shape(True):
-            return from_tree(tree)
-    if isinstance(tree, dict):
-        return {key: _with_arrays(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_with_arrays(value) for value in tree)
-    return tree
+def _as_mxnets(value: object) -> object:
+    if not isinstance(value, np.ndarray):
+        return value
+    with mx.util.np_shape(True):
+        return from_tree(value)
 
 
 class ElasticSampler(SampleShares):
@@ -610,12 +582,12 @@ def trainer_state(trainer: mx.gluon.Trainer) -> tuple[Get, Set]:
     """
 
     def parameters() -> list[mx.gluon.Parameter]:
-        return [one for one in trainer._params if one.grad_req != "null"]  # noqa: SLF001
+        return [parameter for parameter in trainer._params if parameter.grad_req != "null"]  # noqa: SLF001
 
     def get() -> object:
         updater = trainer._updaters[0]  # noqa: SLF001 -- one for each device; all have the same states
         return {
-            "weights": [one.list_data()[0] for one in parameters()],
+            "weights": [parameter.list_data()[0] for parameter in parameters()],
             "states": dict(updater.states),
             "optimizer": optimizer_values(trainer._optimizer),  # noqa: SLF001
         }
@@ -627,22 +599,16 @@ def trainer_state(trainer: mx.gluon.Trainer) -> tuple[Get, Set]:
                 f"attach_trainer: the job's model has {len(weights)} weights and this one {len(own)}: all "
                 "ranks must train the same model"
             )
-        for one, weight in zip(own, weights, strict=True):
-            one.set_data(weight)
+        for parameter, weight in zip(own, weights, strict=True):
+            parameter.set_data(weight)
         restore_optimizer_values(trainer._optimizer, state["optimizer"])  # noqa: SLF001
         for updater in trainer._updaters:  # noqa: SLF001
-            updater.states = {key: _copied_state(value) for key, value in state["states"].items()}
+            updater.states = mapped(
+                state["states"], lambda leaf: leaf.copy() if isinstance(leaf, mx.nd.NDArray) else leaf
+            )
             updater.states_synced = dict.fromkeys(updater.states, False)
 
     return get, take
-
-
-def _copied_state(state: object) -> object:
-    if isinstance(state, mx.nd.NDArray):
-        return state.copy()
-    if isinstance(state, (list, tuple)):
-        return type(state)(_copied_state(item) for item in state)
-    return state
 
 
 # How a newcomer gets the job's state.
@@ -669,9 +635,9 @@ class StepState:
     """By name: what the scripts have attached."""
 
 
-def fetch_state(runtime: Runtime) -> StepState:
-    """Block until this node has the job's state; errors as of `ElasticJobState.fetch`."""
-    snapshot = ElasticJobState(runtime).fetch()
+def _fetch(runtime: Runtime) -> StepState:
+    """Block until this node has the job's state; errors as of `fetch_state`."""
+    snapshot = fetch_state(runtime)
     state = cast("dict[str, Any]", unpack(snapshot.content, NumpyTensors()))
     return StepState(
         step=snapshot.step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -42,6 +43,7 @@ __all__ = [
     "EncodedKey",
     "Entry",
     "GradientCompression",
+    "KeyState",
     "RowEntry",
     "check_rows",
     "compression_of",
@@ -60,22 +62,27 @@ class KeyState:
     """A key on this node: what is known of its rounds."""
 
     __slots__ = (
+        "_register",
         "_rounds_before",
         "_runtime",
         "contributors",
         "elastic",
         "first_rounds",
+        "has_deferred",
         "holds_sum",
         "key",
         "last",
         "pushed_in",
         "skipped",
+        "tensor_name",
         "user_key",
     )
 
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
         self.key: Final = key
         self.user_key: Final = user_key
+        self.tensor_name = key.name
+        """Of the parameter that the key holds, if the optimizer knows it: what rules of compression name."""
         self.last: Final = LastArrays()
         self.skipped: NDArray | None = None
         """The array of a round that was skipped, because an operation of the script's has failed. Reading it
@@ -90,6 +97,10 @@ class KeyState:
         """The step in which the key was last pushed, if the job is elastic."""
         self.holds_sum = False
         """In an elastic job: the value is the last sum, since there is no updater."""
+        self.has_deferred = False
+        """There may be rounds whose update another thread has yet to queue."""
+        self._register: Final = functools.partial(runtime.register, key.spec.namespace)
+        """Makes another key of the store known to the job."""
         self._runtime: Final = runtime
         self._rounds_before = 0
         """Rounds before a checkpoint that are not counted by the key."""
@@ -123,8 +134,99 @@ class KeyState:
         if self.elastic is not None:
             self.elastic.follow(operation, self)
 
-    def _note_skipped(self, array: NDArray) -> None:
+    def _skip(self, array: NDArray, round: int) -> None:
+        """End the job: this rank cannot take part in a round."""
         self.skipped = array
+        self._runtime.fail(
+            f"round {round} of key {self.key.name!r} has nothing to send: an operation that it depends on "
+            "has failed"
+        )
+
+    def _sum_rows(
+        self,
+        source: NDArray | None,
+        target: NDArray,
+        *,
+        priority: int = 0,
+        rule: str = "",
+        all_rows: bool = False,
+        from_lowest: bool = False,
+    ) -> None:
+        """Queue the network operation: `target` gets the sum of the `source`s of all ranks.
+
+        Args:
+            source: a result of `sum_rows`; None: this rank has no rows.
+            target: a row-sparse array of ours.
+            priority: larger goes first on every link.
+            rule: fingerprint of what will be done with the sum.
+            all_rows: `target` gets all rows, zeros where no rank has one.
+            from_lowest: only the lowest rank of the job contributes its rows.
+        """
+        key, runtime = self.key, self._runtime
+        round = key.take_round()
+
+        def start(completion: Completion) -> None:
+            try:
+                rows = None if source is None else sorted_rows(source, key)
+            except Exception as error:  # the other ranks wait for what this rank cannot send
+                runtime.fail(f"round {round} of key {key.name!r}: {error}")
+                raise
+            parts: RowParts = []
+
+            def done(error: Exception | None) -> None:
+                try:
+                    if error is None and not completion.done:
+                        write_rows(target, parts, key, all_rows=all_rows)
+                except Exception as problem:  # noqa: BLE001 -- no memory, most likely; the engine must hear
+                    error = problem
+                completion.end(error)
+
+            operation = Operation(
+                key=key,
+                round=round,
+                source=rows,
+                destination=parts,
+                done=done,
+                priority=priority,
+                rule=rule,
+                form=key.forms[ROW_SPARSE],
+                from_lowest=from_lowest,
+            )
+            self._follow(operation)
+            runtime.submit(operation)
+
+        push_async(
+            start,
+            reads=() if source is None else (source,),
+            writes=(target,),
+            name="netstorm_allreduce_rows",
+            priority=priority,
+            skipped=lambda: self._skip(target, round),
+        )
+
+    def _fill_rows(self, array: NDArray) -> None:
+        """Queue that `array`, a row-sparse one of ours, gets all rows, zeros where it has none."""
+        key = self.key
+
+        def fill(completion: Completion) -> None:
+            rows = rows_of(array)
+            if len(rows) < key.spec.shape[0]:
+                write_rows(array, [(0, Rows(rows.numbers, rows.values))], key, all_rows=True)
+            completion.succeed()
+
+        push_async(fill, reads=(), writes=(array,), name="netstorm_fill_rows")
+
+    def _compare(self, array: NDArray) -> None:
+        """Have the ranks' values in `array`, which has all rows, compared behind what is queued for it."""
+        key, round, runtime = self.key, self.key.last_taken, self._runtime
+
+        def start(completion: Completion) -> None:
+            values = np.ascontiguousarray(rows_of(array).values) if array.stype != "default" else None
+            memory = memory_of(array) if values is None else values.reshape(-1).view(np.uint8)
+            runtime.report_replica(key, round, memory)
+            completion.succeed()
+
+        push_async(start, reads=(array,), writes=(), name="netstorm_compare")
 
 
 # One dense key of a store on this node: its value, and its rounds as operations of MXNet's engine.
@@ -140,20 +242,16 @@ class Entry(KeyState):
     __slots__ = (
         "_arrays",
         "_encoded",
-        "_has_deferred",
+        "_has_row_pushes",
         "_may_defer",
         "_merged",
         "_residual",
-        "_rows",
         "_stored",
         "_total",
-        "tensor_name",
     )
 
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
         super().__init__(runtime, key, user_key)
-        self.tensor_name = key.name
-        """Of the parameter that the key holds, if the optimizer knows it: what rules of compression name."""
         self._stored: Final = StagingBuffer(key.spec.shape, key.dtype)
         self._may_defer: Final = not RUNS_INLINE and self._stored.may_have_alias
         """Another thread may queue its updates."""
@@ -161,16 +259,14 @@ class Entry(KeyState):
         """The sum, for an updater. Made at the first push: a key of a frozen layer never has one."""
         self._total: NDArray | None = None
         """The sum that `update` is to use; None if another thread queues the update."""
-        self._has_deferred = False
-        """There may be rounds whose update another thread has yet to queue."""
         self._arrays: UpdatedArrays | None = None
         """Made for the first update that another thread queues."""
         self._residual: Residual | None = None
         """Made at the first push under gradient compression, or without late gradients."""
         self._encoded: EncodedKey | None = None
         """Made at the first push under gradient compression."""
-        self._rows: RowPushes | None = None
-        """Made at the first row-sparse push."""
+        self._has_row_pushes = False
+        """There has been a row-sparse push."""
 
     @property
     def value(self) -> NDArray:
@@ -193,11 +289,6 @@ class Entry(KeyState):
     def further_keys(self) -> list[Key]:
         """The keys that a codec needs besides this one, in each push."""
         return [] if self._encoded is None else self._encoded.further
-
-    @property
-    def has_deferred(self) -> bool:
-        """Whether there may be rounds whose update another thread has yet to queue."""
-        return self._has_deferred
 
     def initialise(self, value: NDArray | None) -> None:
         """Give all ranks the value of the one rank that has one; the others contribute zeros. In an elastic
@@ -234,12 +325,7 @@ class Entry(KeyState):
         if len(values) != 1 or values[0].handle is not last.pushed:
             dense = [is_dense(value) for value in values]
             if not any(dense):
-                if self._rows is None:
-                    self._rows = RowPushes(self._runtime, self.key, self._stored.array, self._note_skipped)
-                self._rows.push(
-                    values, priority=priority, rule=rule, fingerprint=fingerprint, follow=self._follow
-                )
-                self._total = self._rows.take_sum()
+                self._push_rows(values, priority, rule, fingerprint)
                 return
             if not all(dense):
                 values = [sum_rows(values, self.key)]
@@ -255,7 +341,7 @@ class Entry(KeyState):
         merged = self._merged
         merged.sum_of(values, last)
         # Where both are pushed, updates with dense sums are queued at once, as those with rows are.
-        captured = rule.capture(self.user_key) if self._may_defer and self._rows is None else None
+        captured = rule.capture(self.user_key) if self._may_defer and not self._has_row_pushes else None
         if captured is None:
             self._allreduce(merged, priority=priority, rule=fingerprint, compression=compression, loss=loss)
             self._total = merged.array
@@ -263,7 +349,7 @@ class Entry(KeyState):
         if self._arrays is None:
             self._arrays = UpdatedArrays(merged, self._stored)
         update = DeferredUpdate(self._runtime, rule, captured, self._arrays, self.key.name)
-        self._has_deferred = True
+        self.has_deferred = True
         self._allreduce(
             merged, priority=priority, rule=fingerprint, compression=compression, loss=loss, update=update
         )
@@ -275,13 +361,13 @@ class Entry(KeyState):
             self.wait_for_updates()
             self._update(rule, total, self._stored.array)
         if self._is_compared:
-            self._compare_replicas(self.key)
+            self._compare(self._stored.array)
 
     def wait_for_updates(self) -> None:
         """Wait until another thread has queued all updates, and they are made: the state is then known."""
-        if self._has_deferred:
+        if self.has_deferred:
             self._stored.array.wait_to_read()
-            self._has_deferred = False
+            self.has_deferred = False
 
     def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
         """Take over what a checkpoint has: the value (None: leave it), what compression had kept, the last
@@ -303,6 +389,27 @@ class Entry(KeyState):
             else:
                 with mx.autograd.pause():
                     queue_copy(mx.nd.cast_storage(self._stored.array, "row_sparse"), out)
+
+    def _push_rows(
+        self, values: Sequence[NDArray], priority: int, rule: CalledUpdater | None, fingerprint: str
+    ) -> None:
+        """Sum row-sparse arrays, such as the gradients of an embedding with `sparse_grad=True`.
+
+        That is a round of the key in another form, which is part of its fingerprint: if another rank pushes a
+        dense array in the same round, the scheduler finds the difference and the job fails.
+        """
+        key = self.key
+        if not self._has_row_pushes:
+            check_rows(self._runtime, key.name, key.spec.shape)
+            self._has_row_pushes = True
+        merged = empty_rows(key.spec.shape, key.dtype)
+        form = f"{fingerprint or 'sums'} of row_sparse arrays"
+        self._sum_rows(sum_rows(values, key), merged, priority=priority, rule=form)
+        if rule is None:
+            with mx.autograd.pause():
+                mx.nd.cast_storage(merged, "default", out=self._stored.array)
+        else:
+            self._total = merged
 
     def _allreduce(
         self,
@@ -350,15 +457,12 @@ class Entry(KeyState):
             self._follow(operation)
             runtime.submit(operation)
 
-        def skipped() -> None:
-            self._skip(array, round)
-
         push_on(
             self._operands(array, uncounted, update),
             start,
             name="netstorm_allreduce",
             priority=priority,
-            skipped=skipped,
+            skipped=lambda: self._skip(array.array, round),
         )
 
     def _push_encoded(
@@ -392,7 +496,7 @@ class Entry(KeyState):
             start,
             name="netstorm_allreduce",
             priority=priority,
-            skipped=lambda: self._skip(array, total.number),
+            skipped=lambda: self._skip(array.array, total.number),
         )
 
     def _encoded_by(self, codec: Codec) -> EncodedKey:
@@ -403,19 +507,11 @@ class Entry(KeyState):
             self._rounds_before += rounds - self.rounds
         return self._encoded
 
-    def _skip(self, array: StagingBuffer, round: int) -> None:
-        """End the job: this rank cannot take part in a round."""
-        self.skipped = array.array
-        self._runtime.fail(
-            f"round {round} of key {self.key.name!r} has nothing to send: an operation that it depends on "
-            "has failed"
-        )
-
     def _operands(
         self, array: StagingBuffer, residual: Residual | None, update: DeferredUpdate | None
     ) -> Operands:
         if update is not None and residual is None:
-            return update.operands
+            return update.arrays.operands
         writes = [array.array]
         if residual is not None:
             writes.append(residual.array)
@@ -428,16 +524,6 @@ class Entry(KeyState):
         """The number of the last push."""
         counted_by = self.key if self._encoded is None else self._encoded.counted_by
         return self.key.last_taken if counted_by is self.key else counted_by.last_taken + 1
-
-    def _compare_replicas(self, key: Key) -> None:
-        """Have the ranks' values after this round compared, behind the update that is queued."""
-        round, runtime, stored = key.last_taken, self._runtime, self._stored
-
-        def start(completion: Completion) -> None:
-            runtime.report_replica(key, round, np.frombuffer(stored.memory(), np.uint8))
-            completion.succeed()
-
-        push_async(start, reads=(stored.array,), writes=(), name="netstorm_compare")
 
 
 # `set_gradient_compression`: which key travels how, and what that keeps of each key.
@@ -662,7 +748,7 @@ def compression_of(parameters: object, *, size_lower_bound: int) -> GradientComp
     if "type" in parameters:
         described = _tidied(parameters, size_lower_bound)
     else:
-        described = {pattern: _tidied(one, size_lower_bound) for pattern, one in parameters.items()}
+        described = {pattern: _tidied(codec, size_lower_bound) for pattern, codec in parameters.items()}
     return GradientCompression(rules_of(described))
 
 
@@ -774,10 +860,10 @@ def sorted_rows(source: NDArray, key: Key) -> Rows:
         UsageError: it has a row number that the key does not have.
     """
     if source.stype == "default":
-        rows = key.spec.shape[0]
-        return Rows(np.arange(rows), np.frombuffer(memory_of(source), key.dtype).reshape(rows, -1))
-    found = rows_of(source)
-    return tidy(found.numbers, found.values, key.spec.shape[0])
+        count = key.spec.shape[0]
+        return Rows(np.arange(count), np.frombuffer(memory_of(source), key.dtype).reshape(count, -1))
+    rows = rows_of(source)
+    return tidy(rows.numbers, rows.values, key.spec.shape[0])
 
 
 def write_rows(target: NDArray, parts: RowParts, key: Key, *, all_rows: bool) -> None:
@@ -821,150 +907,23 @@ def _fill(made: NDArray, numbers: Numbers, fill: Callable[[Array], None]) -> Non
     fill(new.values)
 
 
-# Rounds of a key of which some rows travel, as operations of MXNet's engine.
-
-Follow = Callable[[Operation], None]
-
-
-class RowRounds:
-    """Rounds of one key. All methods queue operations and return at once."""
-
-    __slots__ = ("_on_skipped", "_runtime", "key")
-
-    def __init__(self, runtime: Runtime, key: Key, on_skipped: Callable[[NDArray], None]) -> None:
-        """Prepare.
-
-        Args:
-            runtime: of this process.
-            key: registered, after `check_rows`; dense or row-sparse.
-            on_skipped: called with the array of a round that was skipped, because an operation of the
-                script's has failed. Reading that array raises that failure. Called in a thread of the engine.
-        """
-        self._runtime: Final = runtime
-        self._on_skipped: Final = on_skipped
-        self.key: Final = key
-
-    def sum(
-        self,
-        source: NDArray | None,
-        target: NDArray,
-        *,
-        priority: int = 0,
-        rule: str = "",
-        all_rows: bool = False,
-        from_lowest: bool = False,
-        follow: Follow | None = None,
-    ) -> None:
-        """Queue the network operation: `target` gets the sum of the `source`s of all ranks.
-
-        Args:
-            source: a result of `sum_rows`; None: this rank has no rows.
-            target: a row-sparse array of ours.
-            priority: larger goes first on every link.
-            rule: fingerprint of what will be done with the sum.
-            all_rows: `target` gets all rows, zeros where no rank has one.
-            from_lowest: only the lowest rank of the job contributes its rows.
-            follow: called with the operation before it begins, in a thread of the engine.
-        """
-        key, runtime = self.key, self._runtime
-        round = key.take_round()
-
-        def start(completion: Completion) -> None:
-            try:
-                rows = None if source is None else sorted_rows(source, key)
-            except Exception as error:  # the other ranks wait for what this rank cannot send
-                runtime.fail(f"round {round} of key {key.name!r}: {error}")
-                raise
-            parts: RowParts = []
-            operation = Operation(
-                key=key,
-                round=round,
-                source=rows,
-                destination=parts,
-                done=_write_when_done(completion, target, parts, key, all_rows=all_rows),
-                priority=priority,
-                rule=rule,
-                form=key.forms[ROW_SPARSE],
-                from_lowest=from_lowest,
-            )
-            if follow is not None:
-                follow(operation)
-            runtime.submit(operation)
-
-        push_async(
-            start,
-            reads=() if source is None else (source,),
-            writes=(target,),
-            name="netstorm_allreduce_rows",
-            priority=priority,
-            skipped=lambda: self._skipped(target, round),
-        )
-
-    def _skipped(self, target: NDArray, round: int) -> None:
-        """End the job: what a round depends on has failed, and the other ranks wait for it."""
-        self._on_skipped(target)
-        self._runtime.fail(
-            f"round {round} of key {self.key.name!r} has nothing to send: an operation that it depends on "
-            "has failed"
-        )
-
-    def fill(self, array: NDArray) -> None:
-        """Queue that `array`, a row-sparse one of ours, gets all rows, zeros where it has none."""
-        key = self.key
-
-        def fill(completion: Completion) -> None:
-            rows = rows_of(array)
-            if len(rows) < key.spec.shape[0]:
-                write_rows(array, [(0, Rows(rows.numbers, rows.values))], key, all_rows=True)
-            completion.succeed()
-
-        push_async(fill, reads=(), writes=(array,), name="netstorm_fill_rows")
-
-    def compare(self, array: NDArray) -> None:
-        """Have the ranks' values in `array`, which has all rows, compared behind what is queued for it."""
-        key, round, runtime = self.key, self.key.last_taken, self._runtime
-
-        def start(completion: Completion) -> None:
-            values = np.ascontiguousarray(rows_of(array).values) if array.stype != "default" else None
-            memory = memory_of(array) if values is None else values.reshape(-1).view(np.uint8)
-            runtime.report_replica(key, round, memory)
-            completion.succeed()
-
-        push_async(start, reads=(array,), writes=(), name="netstorm_compare")
-
-
-def _write_when_done(
-    completion: Completion, target: NDArray, parts: RowParts, key: Key, *, all_rows: bool
-) -> Callable[[Exception | None], None]:
-    """Return the `done` of a network operation: it writes the result to `target` and ends the round."""
-
-    def done(error: Exception | None) -> None:
-        try:
-            if error is None and not completion.done:
-                write_rows(target, parts, key, all_rows=all_rows)
-        except Exception as problem:  # noqa: BLE001 -- no memory, most likely; the engine must hear of it
-            error = problem
-        completion.end(error)
-
-    return done
-
-
 # One row-sparse key of a store on this node: its value with all of its rows, and its rounds.
 
 
 class RowEntry(KeyState):
     """A row-sparse key's value. It does what `Entry` does for dense keys; all methods return at once."""
 
-    __slots__ = ("_full", "_merged", "_rounds", "_stored")
+    __slots__ = ("_full", "_merged", "_stored")
 
-    def __init__(
-        self, runtime: Runtime, namespace: int, user_key: int | str, shape: tuple[int, ...], dtype: str
-    ) -> None:
-        """Register the key, after `check_rows`."""
-        key = runtime.register(namespace, str(user_key), shape, dtype, form=ROW_SPARSE)
+    # Rows are not compressed.
+    kept: Final = None
+    residual: Final = None
+    further_keys: Final[tuple[Key, ...]] = ()
+
+    def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
+        """Begin with a key that was registered after `check_rows`."""
         super().__init__(runtime, key, user_key)
-        self._rounds: Final = RowRounds(runtime, key, self._note_skipped)
-        self._stored: Final = empty_rows(shape, self.key.dtype)
+        self._stored: Final = empty_rows(key.spec.shape, key.dtype)
         self._merged: NDArray | None = None
         """The sum of the last push, for an updater."""
         self._full = True
@@ -975,36 +934,12 @@ class RowEntry(KeyState):
         """The value, as it is after all that was pushed before; not to be changed."""
         return self._stored
 
-    @property
-    def further_keys(self) -> list[Key]:
-        """None: rows are not compressed."""
-        return []
-
-    @property
-    def kept(self) -> None:
-        """None: rows are not compressed."""
-
-    @property
-    def tensor_name(self) -> str:
-        """What rules of compression name."""
-        return self.key.name
-
-    @property
-    def residual(self) -> dict[str, NDArray] | None:
-        """None: rows are not compressed."""
-        return None
-
-    @property
-    def has_deferred(self) -> bool:
-        """False: the script's thread queues all updates of rows."""
-        return False
-
     def initialise(self, value: NDArray | None) -> None:
         """Give all ranks the value of the one rank that has one (see `Entry`). Rows that it does not have are
         zeros.
         """
         source = None if value is None else sum_rows([value], self.key)
-        self._rounds.sum(source, self._stored, all_rows=True, from_lowest=self.elastic is not None)
+        self._sum_rows(source, self._stored, all_rows=True, from_lowest=self.elastic is not None)
 
     def push(
         self,
@@ -1016,15 +951,8 @@ class RowEntry(KeyState):
         compression: object = None,
         loss: object = None,
     ) -> None:
-        """Sum `values` over devices and ranks. Call `update` afterwards if there is a rule.
-
-        Args:
-            values: arrays that fit the key, one for each device.
-            priority: larger goes first on every link.
-            rule: what `update` will be given; None: the sum replaces the value.
-            fingerprint: of the rule.
-            compression: None; rows are not compressed.
-            loss: ignored: rows are always waited for.
+        """Sum `values` over devices and ranks; see `Entry.push`. Rows are not compressed, and always waited
+        for.
         """
         if len(values) == 1:
             self.last.pushed = values[0].handle
@@ -1034,18 +962,18 @@ class RowEntry(KeyState):
             target = self._stored
         else:
             target = self._merged = empty_rows(self.key.spec.shape, self.key.dtype)
-        self._rounds.sum(source, target, priority=priority, rule=fingerprint, follow=self._follow)
+        self._sum_rows(source, target, priority=priority, rule=fingerprint)
 
     def update(self, rule: CalledUpdater) -> None:
         """Update the value with the sum of the last push. A lazy optimizer updates only the sum's rows."""
         assert self._merged is not None
         if not self._full:
-            self._rounds.fill(self._stored)
+            self._fill_rows(self._stored)
             self._full = True
         self._update(rule, self._merged, self._stored)
         self._merged = None
         if self._is_compared:
-            self._rounds.compare(self._stored)
+            self._compare(self._stored)
 
     def wait_for_updates(self) -> None:
         """Do nothing: the script's thread queues updates of rows, so the optimizer's state is known."""
@@ -1079,54 +1007,3 @@ class RowEntry(KeyState):
 
 
 AnyEntry: TypeAlias = Entry | RowEntry
-
-
-class RowPushes:
-    """Row-sparse pushes to a dense key, such as the gradients of an embedding with `sparse_grad=True`.
-
-    They are rounds of that key in another form. The form is part of their fingerprint: if another rank pushes
-    a dense array in the same round, the scheduler finds the difference and the job fails.
-    """
-
-    __slots__ = ("_merged", "_rounds", "_stored")
-
-    def __init__(
-        self, runtime: Runtime, dense: Key, stored: NDArray, on_skipped: Callable[[NDArray], None]
-    ) -> None:
-        """Prepare for row-sparse pushes to `dense`, whose value is `stored`; errors as `check_rows`."""
-        check_rows(runtime, dense.name, dense.spec.shape)
-        self._rounds: Final = RowRounds(runtime, dense, on_skipped)
-        self._stored: Final = stored
-        self._merged: NDArray | None = None
-
-    def push(
-        self,
-        values: Sequence[NDArray],
-        *,
-        priority: int,
-        rule: CalledUpdater | None,
-        fingerprint: str,
-        follow: Follow | None = None,
-    ) -> None:
-        """Sum `values`, all row-sparse, over devices and ranks. Without a rule the sum replaces the value.
-        `follow` is called with the operation before it begins.
-        """
-        key = self._rounds.key
-        merged = empty_rows(key.spec.shape, key.dtype)
-        self._rounds.sum(
-            sum_rows(values, key),
-            merged,
-            priority=priority,
-            rule=f"{fingerprint or 'sums'} of row_sparse arrays",
-            follow=follow,
-        )
-        if rule is None:
-            with mx.autograd.pause():
-                mx.nd.cast_storage(merged, "default", out=self._stored)
-        else:
-            self._merged = merged
-
-    def take_sum(self) -> NDArray | None:
-        """Return the sum of the last push, once; None: there was no rule, or it has been taken."""
-        merged, self._merged = self._merged, None
-        return merged

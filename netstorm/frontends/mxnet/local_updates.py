@@ -24,6 +24,7 @@ from netstorm.frontends.mxnet.arrays import StagingBuffer, is_dense
 from netstorm.frontends.mxnet.asynchronous import (
     AsyncEntry,
     AsynchronousKVStore,
+    CollectedStates,
     Freshness,
     Number,
     PullTarget,
@@ -50,7 +51,7 @@ from netstorm.training.averages import (
 )
 from netstorm.training.outer import OuterSGD, merge
 from netstorm.training.periods import Average, FragmentSchedule, Paced, Periodic, Periods, StepSchedule
-from netstorm.training.sites import SiteLead, SiteTensor, sums_of_sites
+from netstorm.training.sites import SiteLead, SiteTensor
 
 __all__ = ["HFA", "DiLoCo", "ESync", "LocalSGD", "MixedSync", "OuterSGD"]
 
@@ -289,12 +290,9 @@ class LocalEntry(Entry):
     def _leaders_sum(self, due: DueAverage, codec: Codec) -> EncodedSum:
         """Return the next sum of sites' changes, among one rank of each."""
         runtime, key = self._runtime, self.key
-
-        def register(name: str, shape: tuple[int, ...], form: int, members: tuple[int, ...]) -> Key:
-            return runtime.register(key.spec.namespace, name, shape, "float32", form=form, members=members)
-
         if self._across is None:
-            self._across = TensorCalls(f"{key.name}/leaders", due.sites.leaders, size=-1, register=register)
+            name, leaders = f"{key.name}/leaders", due.sites.leaders
+            self._across = TensorCalls(name, leaders, size=-1, register=self._register)
         return EncodedSum(
             self._across.keys_of(codec.fingerprint, key.spec.shape, codec),
             submit=runtime.submit,
@@ -338,7 +336,7 @@ class LocalEntry(Entry):
             writes=(stored.array, residual.array),
             name="netstorm_average",
             priority=due.priority,
-            skipped=lambda: self._skip(stored, round),
+            skipped=lambda: self._skip(stored.array, round),
         )
 
     def _in_turn(self, operations: Sequence[Operation]) -> Begin:
@@ -353,10 +351,8 @@ class LocalEntry(Entry):
 
     def _of_sites(self, sites: Sites) -> SiteSums:
         if self._sums is None:
-            key, elastic = self.key, self.elastic is not None
-            self._sums = sums_of_sites(
-                self._runtime, key.spec.namespace, _site_tensor(key), sites, elastic=elastic
-            )
+            tensor, of_all = _site_tensor(self.key), self.elastic is None
+            self._sums = SiteSums(*tensor, sites, register=self._register, of_all=of_all)
         return self._sums
 
 
@@ -431,7 +427,7 @@ class DiLoCoEntry(LocalEntry):
             writes=(change.array, self.kept.array),
             name="netstorm_average",
             priority=due.priority,
-            skipped=lambda: self._skip(change, round),
+            skipped=lambda: self._skip(change.array, round),
         )
 
     def apply(self, outer: OuterSGD, alpha: float) -> None:
@@ -613,7 +609,8 @@ class LocalUpdatesKVStore(NetStormKVStore):
                 elastic.begin_period(self._keys.entries, self._rule)
             self._pushed.clear()
             before = self.steps
-            self._follows = self._schedule.next_step(hurries=elastic is not None and not elastic.contributes)
+            hurries = elastic is not None and not elastic.live.contributes
+            self._follows = self._schedule.next_step(hurries=hurries)
             if elastic is not None:
                 elastic.skip_samples(self.steps - before - 1)
         self._pushed.update(keys)
@@ -818,8 +815,8 @@ class DiLoCo(LocalUpdatesKVStore):
                 "that joins later cannot take over sums that are under way; use 0"
             )
         self._fragments: Final = [
-            list(one.collect_params()) if isinstance(one, mx.gluon.Block) else list(one)
-            for one in model_fragments
+            list(fragment.collect_params()) if isinstance(fragment, mx.gluon.Block) else list(fragment)
+            for fragment in model_fragments
         ]
         self._plan: Final = FragmentSchedule(
             fragments=len(model_fragments), sync_every=sync_every, delay=fragment_sync_delay
@@ -934,7 +931,9 @@ class _MixedEntry(AsyncEntry):
         """Begin; called once, before the key is used."""
         runtime, key = self._runtime, self.key
         elastic = runtime.node.live.is_elastic
-        self._lead = SiteLead(runtime, key.spec.namespace, [_site_tensor(key)], sites, elastic=elastic)
+        self._lead = SiteLead(
+            [_site_tensor(key)], sites, register=self._register, submit=runtime.submit, elastic=elastic
+        )
 
     def push_to_owners(
         self,
@@ -966,10 +965,9 @@ class _MixedEntry(AsyncEntry):
         calls.queue(begin, arrays, "netstorm_pull", freshness.priority, owed=f"a pull of key {name!r}")
         self.pull(outs)
 
-    def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
-        """Return the owners' states; see `AsyncEntry.pull_states`. Waits until pushes have their numbers."""
+    def wait_for_numbers(self) -> None:
+        """Wait until all pushes have their numbers."""
         self._turn.array.wait_to_read()
-        return super().pull_states(owner)
 
     def _number_of(self, gradient: StagingBuffer, owner: Owner, priority: int) -> Number:
         """Queue the sum of the site's gradients; return what has the number of the push if this rank leads.
@@ -985,7 +983,7 @@ class _MixedEntry(AsyncEntry):
 
             def take(error: Exception | None) -> None:
                 if error is None and lead.leads:
-                    taken.append(calls.take_number())
+                    taken.append(calls.pushes.take_push())
                 done(error)
 
             def summed(error: Exception | None) -> None:
@@ -1063,6 +1061,12 @@ class MixedSync(AsynchronousKVStore):
         """
         check_averages("MixedSync", key, value)
         super().init(key, value)
+
+    def _collect_states(self, owner: Owner) -> CollectedStates:
+        for entry in self._all():
+            assert isinstance(entry, _MixedEntry)
+            entry.wait_for_numbers()
+        return super()._collect_states(owner)
 
     def _push_and_update(self, pushed: Given, priority: int) -> None:
         if self._staleness != UNBOUNDED and self._clock == 0:

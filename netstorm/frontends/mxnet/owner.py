@@ -29,7 +29,7 @@ from netstorm.kvstore.process.runtime import Runtime, after_close
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
 from netstorm.training.dcasgd import compensated_step
-from netstorm.training.owned_blocks import OwnedBlocks, initial_blocks
+from netstorm.training.owned_blocks import serving
 from netstorm.training.rule_states import (
     ArrayForm,
     ArrayState,
@@ -73,22 +73,8 @@ class Owner:
 
         The key is known to the job. `initial` must not change before this returns.
         """
-        node = self.runtime.node
-        elastic = node.live.is_elastic
-        values = initial_blocks(
-            key,
-            initial,
-            node.asynchronous.owners,
-            rank=self.runtime.rank,
-            whole=self.rule.whole,
-            elastic=elastic,
-        )
-
-        def serve() -> None:
-            blocks = OwnedBlocks(key, _KeyRule(self, key, user_key), self, values, elastic=elastic)
-            self.runtime.post(lambda node, _: node.asynchronous.serve(key, blocks))
-
-        self.call(serve)
+        rule = _KeyRule(self, key, user_key)
+        self.call(serving(self.runtime.node, key, initial, rule, self))
 
     def call(self, function: Callable[[], None]) -> None:
         """Have the owner's thread call a function. From any thread; does not wait."""
@@ -253,13 +239,13 @@ def compensated_update(
     momentum, previous = states
     with mx.autograd.pause():
         previous[:] = base.astype(target.dtype)
-        found = gradient.tostype("default").astype(target.dtype) * rule.rescale_grad
+        scaled = gradient.tostype("default").astype(target.dtype) * rule.rescale_grad
         if rule.clip_gradient is not None:
-            found = mx.nd.clip(found, -rule.clip_gradient, rule.clip_gradient)
+            scaled = mx.nd.clip(scaled, -rule.clip_gradient, rule.clip_gradient)
         compensated_step(
             target,
             momentum,
-            found,
+            scaled,
             base=previous,
             rate=rate,
             momentum=rule.momentum,
@@ -313,8 +299,8 @@ def part_of(state: object, name: str, shape: tuple[int, ...], start: int, part: 
     size = math.prod(part)
     if tuple(state.shape) == shape and state.stype == "row_sparse":
         first, count = start // max(1, math.prod(shape[1:])), part[0]
-        found = Rows(state.indices.asnumpy(), state.data.asnumpy()).between(first, first + count)
-        rows = Rows(np.empty(0, np.int64), np.empty(0)) if found is None else found
+        chosen = Rows(state.indices.asnumpy(), state.data.asnumpy()).between(first, first + count)
+        rows = Rows(np.empty(0, np.int64), np.empty(0)) if chosen is None else chosen
         return filled_rows(part, state.dtype, rows)
     if size == math.prod(shape):
         return state.copy()
@@ -491,16 +477,16 @@ class OwnedRule:
         if own is None:
             return f"{len(encoded)} bytes: expected none of {self.fingerprint}" if encoded else ""
         try:
-            found = decoded_state(encoded)
+            sent = decoded_state(encoded)
         except ProtocolViolation as error:
             return str(error)
-        if not found.begun:
+        if not sent.begun:
             return ""
         made = _form_of(own.create_state_multi_precision(place.key, like))
-        problem = problem_of_state(found.state, made)
+        problem = problem_of_state(sent.state, made)
         if problem and place.key in self._loaded:
             as_loaded = _form_of(self._begun(place, like))
-            if not problem_of_state(found.state, as_loaded):
+            if not problem_of_state(sent.state, as_loaded):
                 return ""
         return f"{problem} of {self.fingerprint}" if problem else ""
 
@@ -511,11 +497,11 @@ class OwnedRule:
             return
         self.drop_state(place)
         if encoded:
-            found = decoded_state(encoded)
-            self._counts_of(own, place.block)[place.key] = found.updates
-            own.num_update = max(own.num_update, found.all_updates)
-            if found.begun:
-                self._states[place.key, place.block] = arrays_of(joined([found.state], tuple(stored.shape)))
+            sent = decoded_state(encoded)
+            self._counts_of(own, place.block)[place.key] = sent.updates
+            own.num_update = max(own.num_update, sent.all_updates)
+            if sent.begun:
+                self._states[place.key, place.block] = arrays_of(joined([sent.state], tuple(stored.shape)))
 
     def drop_state(self, place: BlockPlace) -> None:
         """Forget a block's state, and its count of updates."""
@@ -529,8 +515,8 @@ class OwnedRule:
     def _counts_of(self, own: mx.optimizer.Optimizer, block: int) -> dict[int | str, int]:
         """Return the counts of updates of the blocks with a number, by key."""
         # MXNet counts updates by device, since several devices may update a key. Here a block is a "device".
-        found: dict[int | str, int] = own._all_index_update_counts.setdefault(block, dict(self._counts))
-        return found
+        counts: dict[int | str, int] = own._all_index_update_counts.setdefault(block, dict(self._counts))
+        return counts
 
     def _state(self, own: mx.optimizer.Optimizer, place: BlockPlace, stored: NDArray) -> object:
         """Return a block's state, and have the optimizer count this block's updates from here on."""

@@ -57,6 +57,7 @@ from netstorm.kvstore.process.runtime import (
     describe_compression,
     runtime_of_this_process,
 )
+from netstorm.protocol.codecs import ROW_SPARSE
 from netstorm.protocol.frames import ranks_in
 from netstorm.pslite.system import SHORT_CALL, ShortCall
 
@@ -77,42 +78,6 @@ _NODE_GROUPS: Final = 6
 """ps-lite's groups of servers (2) and workers (4). Every node is in both."""
 
 
-def handle_server_command(head: int, body: str) -> None:
-    """Accept a command for servers, if there is nothing to do for it here.
-
-    Raises:
-        UsageError: a method does what the command asks for; the message says which to call on every rank.
-    """
-    if head == _CONTROLLER:
-        raise UsageError(
-            "there are no servers to send a pickled optimizer to: call set_optimizer on every rank"
-        )
-    if head in _METHODS:
-        raise UsageError(f"command {head}: there are no servers; call {_METHODS[head]} on every rank")
-    if head not in _NOTHING_TO_DO:
-        _log.warning("unknown command for servers ignored (%d, %.50s): there are no servers", head, body)
-
-
-def dead_nodes(runtime: Runtime, node_id: int) -> int:
-    """Return how many nodes of a group are known to be dead.
-
-    Args:
-        runtime: of this process.
-        node_id: ps-lite's numbers of groups: 1 the scheduler, 2 servers, 4 workers, or a sum of these.
-
-    Raises:
-        UsageError: the number is not a group's; single nodes have ranks here.
-    """
-    if not 0 < node_id <= _SCHEDULER_GROUP + _NODE_GROUPS:
-        raise UsageError(
-            f"get_num_dead_node({node_id}): 1 is the scheduler, 2 are servers and 4 workers (every node is "
-            "both), 7 are all"
-        )
-    failure = runtime.failure
-    nodes = bool(node_id & _NODE_GROUPS) and isinstance(failure, NodeLost)
-    return int(nodes or (bool(node_id & _SCHEDULER_GROUP) and isinstance(failure, SchedulerLost)))
-
-
 # `mx.profiler` with `profile_process="server"` in a job that has no servers.
 #
 # The calls profile the process that makes them. The file's name begins with the rank, as those of MXNet's
@@ -127,11 +92,6 @@ class _Profiler:
     """None: this process has no store of ours, and MXNet's functions do what they always do."""
     written = ""
     """The `profile_process` whose dump has ended the profile; there is nothing left for the other one."""
-
-
-def profile_here(rank: int) -> None:
-    """From now on `profile_process="server"` means this process."""
-    _Profiler.rank = rank
 
 
 def _redirected(original: Callable[..., object]) -> Callable[..., object]:
@@ -189,7 +149,7 @@ class JobMember(mx.kvstore.KVStore):
         check_call(LIBRARY.MXKVStoreCreate(b"local", ctypes.byref(handle)))
         super().__init__(handle)
         self._runtime: Final[Runtime] = runtime_of_this_process(framework="MXNet")
-        profile_here(self.rank)
+        _Profiler.rank = self.rank
 
     @property
     def rank(self) -> int:
@@ -231,15 +191,33 @@ class JobMember(mx.kvstore.KVStore):
 
         Groups have ps-lite's numbers: 1 is the scheduler, 2 and 4 are nodes, 7 is all. PS_HEARTBEAT_TIMEOUT
         says when a node counts as dead; `timeout` is ignored. MXNet has this in its C++ interface only.
+
+        Raises:
+            UsageError: the number is not a group's; single nodes have ranks here.
         """
-        return dead_nodes(self._runtime, node_id)
+        if not 0 < node_id <= _SCHEDULER_GROUP + _NODE_GROUPS:
+            raise UsageError(
+                f"get_num_dead_node({node_id}): 1 is the scheduler, 2 are servers and 4 workers (every node "
+                "is both), 7 are all"
+            )
+        failure = self._runtime.failure
+        nodes = bool(node_id & _NODE_GROUPS) and isinstance(failure, NodeLost)
+        return int(nodes or (bool(node_id & _SCHEDULER_GROUP) and isinstance(failure, SchedulerLost)))
 
     def _barrier(self) -> None:
         """Wait until all ranks are here."""
         self._runtime.barrier()
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        handle_server_command(head, body)
+        """Accept a command for servers, if there is nothing to do for it here; else say what does it."""
+        if head == _CONTROLLER:
+            raise UsageError(
+                "there are no servers to send a pickled optimizer to: call set_optimizer on every rank"
+            )
+        if head in _METHODS:
+            raise UsageError(f"command {head}: there are no servers; call {_METHODS[head]} on every rank")
+        if head not in _NOTHING_TO_DO:
+            _log.warning("unknown command for servers ignored (%d, %.50s): there are no servers", head, body)
 
 
 def _clear_errors() -> None:
@@ -292,15 +270,15 @@ class KeyTable:
         Raises:
             UsageError: a key has not been initialised, or an array does not fit its key.
         """
-        found: Given = []
+        given: Given = []
         for user_key, arrays in groups:
             entry = self._entries.get(user_key)
             if entry is None:
                 raise self._unknown(user_key, what)
             if not entry.last.have(arrays):
                 check_fits(arrays, entry.key, what)
-            found.append((entry, arrays))
-        return found
+            given.append((entry, arrays))
+        return given
 
     def check_new(
         self, user_key: int | str, values: list[NDArray], compression: GradientCompression | None, name: str
@@ -427,10 +405,7 @@ class CheckpointedStore(JobMember):
         options = SaveOptions(
             step=step, shares=shares, keep=keep, timeout_s=timeout_s, compares_tensors=False
         )
-        rule = self._collected_rule()
-        return self._checkpoints.save(
-            path, self._keys.entries(), rule, extra, options, progress=self._progress()
-        )
+        return self._save(path, options, extra)
 
     def load_checkpoint(
         self,
@@ -484,6 +459,12 @@ class CheckpointedStore(JobMember):
         if loaded is not None and loaded.progress is not None:
             self._go_on_from(loaded.progress)
         return loaded
+
+    def _save(self, path: str | Path, options: SaveOptions, extra: object) -> Saving:
+        rule = self._collected_rule()  # behind it every value is here
+        return self._checkpoints.save(
+            path, self._keys.entries(), rule, extra, options, progress=self._progress()
+        )
 
     def _collected_rule(self) -> CalledUpdater | None:
         """Return the rule with the states to save; every value is here then, too."""
@@ -545,7 +526,7 @@ class ElasticStore(CheckpointedStore):
     @property
     def live_ranks(self) -> tuple[int, ...]:
         """The ranks that are in the job now, with those that have just joined and do not contribute yet."""
-        return tuple(range(self.num_workers)) if self._elastic is None else self._elastic.live_ranks
+        return tuple(range(self.num_workers)) if self._elastic is None else self._elastic.live.ranks
 
     def contributors(self, key: int | str) -> tuple[int, ...]:
         """Return the ranks whose values are in a key's last complete round; none before the first.
@@ -734,19 +715,16 @@ class NetStormKVStore(ElasticStore):
         self._prepare()
         for user_key, given, kind in new:
             initial = self._initial_value(user_key, given)
-            entry: Entry | RowEntry
+            entry_type: type[Entry | RowEntry] = self._row_entry_type
+            name, form = str(user_key), ROW_SPARSE
             if kind.dense:
-                name = self._tensor_name(user_key)
+                entry_type, name = self._entry_type, self._tensor_name(user_key)
                 form = 0 if self._compression is None else self._compression.form(name, kind.shape)
-                network_key = self._runtime.register(
-                    self._namespace, str(user_key), kind.shape, kind.dtype.name, form=form
-                )
-                entry = self._entry_type(self._runtime, network_key, user_key)
-                entry.tensor_name = name
-            else:
-                entry = self._row_entry_type(
-                    self._runtime, self._namespace, user_key, kind.shape, kind.dtype.name
-                )
+            network_key = self._runtime.register(
+                self._namespace, str(user_key), kind.shape, kind.dtype.name, form=form
+            )
+            entry = entry_type(self._runtime, network_key, user_key)
+            entry.tensor_name = name
             self._keys.add(entry)
             self._initialise(entry, initial)
 
@@ -820,9 +798,9 @@ class NetStormKVStore(ElasticStore):
         """
         self._check()
         paired = paired_with_row_ids(key, out, row_ids)
-        found = self._keys.find([(user_key, outs) for user_key, outs, _ in paired], "row_sparse_pull")
+        entries = self._keys.find([(user_key, outs) for user_key, outs, _ in paired], "row_sparse_pull")
         pulls: list[tuple[RowEntry, NDArray, NDArray]] = []
-        for (entry, outs), (user_key, _, ids) in zip(found, paired, strict=True):
+        for (entry, outs), (user_key, _, ids) in zip(entries, paired, strict=True):
             if not isinstance(entry, RowEntry):
                 raise UsageError(
                     f"row_sparse_pull of key {user_key!r}, which was initialised as a dense one; pull it, "

@@ -94,7 +94,8 @@ class CalledUpdater:
         self.origin = ""
         """Where its states come from, if not from updates alone: part of the fingerprint."""
         self._draws: Final = draws
-        self._text = text
+        self.fixed_fingerprint = text
+        """The fingerprint without what scripts change between steps."""
         self._capture: UpdateCapture | None = None
 
     @classmethod
@@ -179,17 +180,12 @@ class CalledUpdater:
         assert self.of_states is not None
         self.of_states.update_by(captured.prepared_optimizer(), captured.key, total, stored)
 
-    @property
-    def fixed_fingerprint(self) -> str:
-        """The fingerprint without what scripts change between steps."""
-        return self._text
-
     def fingerprint(self) -> str:
         """Return the fingerprint at this moment, with what scripts change between steps."""
         if self.of_states is None:
-            return self._text
+            return self.fixed_fingerprint
         optimizer = self.of_states.optimizer
-        return f"{self._text} lr={optimizer.lr!r} rescale_grad={optimizer.rescale_grad!r}"
+        return f"{self.fixed_fingerprint} lr={optimizer.lr!r} rescale_grad={optimizer.rescale_grad!r}"
 
     def save(self, path: str, *, dump_optimizer: bool) -> None:
         """Write the states, and the optimizer if asked for, to a file in MXNet's format."""
@@ -221,7 +217,7 @@ class CalledUpdater:
         assert self.of_states is not None
         self.origin = origin
         fingerprint = fingerprint_of(self.of_states.optimizer)
-        self._text = f"{fingerprint} from {origin}" if origin else fingerprint
+        self.fixed_fingerprint = f"{fingerprint} from {origin}" if origin else fingerprint
 
 
 def _seed(text: str) -> int:
@@ -570,11 +566,6 @@ class DeferredUpdate:
         self.arrays: Final = arrays
         self.name: Final = name
         self._round: Completion | None = None
-
-    @property
-    def operands(self) -> Operands:
-        """What the round writes."""
-        return self.arrays.operands
 
     def begin(self, completion: Completion) -> None:
         """Take the round's completion: the round has started. Called before `sum_arrived`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from netstorm.kvstore.process.elastic import (
 )
 from netstorm.kvstore.process.runtime import Runtime, future_end, runtime_of_this_process
 from netstorm.training.dcasgd import DCASGD, Floats, OwnedDCASGD, VectorState, decoded_momentum
-from netstorm.training.owned_blocks import OwnedBlocks, block_extent, initial_blocks
+from netstorm.training.owned_blocks import block_extent, serving
 
 __all__ = ["AsynchronousSGD", "MixedSync"]
 
@@ -181,8 +181,8 @@ class AsynchronousSGD:
         parameters: dict[str, torch.Tensor] = {}
         momenta: dict[str, torch.Tensor] = {}
         updates = []
-        for tensor, one in zip(self._tensors, held, strict=True):
-            values, moved, count = tensor.vector.state_of(tensor.key, one)
+        for tensor, of_owners in zip(self._tensors, held, strict=True):
+            values, moved, count = tensor.vector.state_of(tensor.key, of_owners)
             parameters |= values
             momenta |= moved
             updates.append(count)
@@ -220,15 +220,15 @@ class _Tensor:
         self._flat: Final = vector.flat
         self.pushes: Final = Pushes()
         values = _on_host(vector.flat.read())
-        self._key: Final[Key] = runtime.register(
+        self.key: Final[Key] = runtime.register(
             namespace, f"parameters {number}", values.shape, values.dtype.name
         )
         self._pulled: Final[Floats] = values
         self._gradient: Final[Floats] = np.zeros_like(values)
         if newcomer.waits:
-            newcomer.begin_key(self._key)
+            newcomer.begin_key(self.key)
             runtime.wait_for_owners([self.pull(None)], _NO_ANSWER)
-        elif newcomer.knows(self._key):
+        elif newcomer.knows(self.key):
             raise UsageError(
                 "AsynchronousSGD of another model after a step, on a rank that has joined later: make all of "
                 "them before the first step"
@@ -236,11 +236,12 @@ class _Tensor:
         else:
             self._receive_initial()
         self.take()
-        self._serve(rule, begun)
+        owned, thread = OwnedDCASGD(self.key, rule, begun), ComputingThread(runtime)
+        serving(runtime.node, self.key, values, owned, thread)()
 
     def _receive_initial(self) -> None:
         """Receive rank 0's parameters, or in an elastic job those of the lowest rank that is there."""
-        key, runtime, values = self._key, self._runtime, self._pulled
+        key, runtime, values = self.key, self._runtime, self._pulled
         elastic = runtime.node.live.is_elastic
         operation = Operation(
             key=key,
@@ -252,36 +253,13 @@ class _Tensor:
         )
         runtime.allreduce(operation)
 
-    def _serve(self, rule: DCASGD, begun: VectorState | None) -> None:
-        """Begin to serve this rank's blocks."""
-        key, runtime, values = self._key, self._runtime, self._pulled
-        node = runtime.node
-        elastic, owned = node.live.is_elastic, OwnedDCASGD(key, rule, begun)
-        initial = initial_blocks(
-            key,
-            values,
-            node.asynchronous.owners,
-            rank=runtime.rank,
-            whole=owned.whole,
-            elastic=elastic,
-        )
-        blocks = OwnedBlocks(key, owned, ComputingThread(runtime), initial, elastic=elastic)
-        runtime.post(lambda node, _: node.asynchronous.serve(key, blocks))
-
-    @property
-    def key(self) -> Key:
-        """What owners know it as."""
-        return self._key
-
     def push(self, rule: DCASGD, rate: float, *, clock: int) -> concurrent.futures.Future[None]:
         """Begin a push of the present gradients, after `clock` steps; they are copied first."""
         self._gradient[:] = _on_host(_gradients(self._flat))
         future, done = future_end()
-        number = self.pushes.total
-        self.pushes.total += 1
         operation = PushOperation(
-            key=self._key,
-            number=number,
+            key=self.key,
+            number=self.pushes.take_push(),
             source=self._gradient,
             rule=rule.fingerprint,
             live=(float(rate),),
@@ -295,15 +273,14 @@ class _Tensor:
         """Begin a pull; `least` clocks of all other ranks are in it: pushes, or what they have counted."""
         future, done = future_end()
         operation = PullOperation(
-            key=self._key,
-            number=self.pushes.pulls,
+            key=self.key,
+            number=self.pushes.take_pull(),
             pushed=self.pushes.total,
             destination=self._pulled,
             least=least,
             counted=counted,
             done=done,
         )
-        self.pushes.pulls += 1
         self._runtime.submit(operation)
         return future
 
@@ -314,7 +291,10 @@ class _Tensor:
 
 def _gradients(flat: FlatParameters) -> torch.Tensor:
     """Return the gradients as one vector, of the parameters' type; zeros where there are none."""
-    parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in flat.parameters]
+    parts = [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for parameter in flat.parameters
+    ]
     return FlatParameters(parts).read().to(flat.dtype)
 
 
@@ -323,8 +303,8 @@ def _on_host(vector: torch.Tensor) -> Floats:
         raise UsageError(
             f"parameters of {vector.dtype}: AsynchronousSGD trains float16, float32 and float64; convert them"
         )
-    found: Floats = vector.detach().cpu().contiguous().numpy()
-    return found
+    values: Floats = vector.detach().cpu().contiguous().numpy()
+    return values
 
 
 # Where blocks are updated.
@@ -404,7 +384,7 @@ class NamedVector:
             CheckpointError: they are of another model.
         """
         members = zip(self._names, self.flat.parameters, strict=True)
-        return FlatParameters([_tensor(tensors, name, one) for name, one in members]).read().cpu()
+        return FlatParameters([_tensor(tensors, name, parameter) for name, parameter in members]).read().cpu()
 
     def _divided(self, vector: Array) -> dict[str, torch.Tensor]:
         shapes = self.flat.shapes
@@ -427,45 +407,27 @@ def restore_parameters(vectors: Sequence[NamedVector], state: Mapping[str, Any])
         )
     values = [vector.gathered(state["parameters"]) for vector in vectors]
     begun = [vector.begun(state, place) for place, vector in enumerate(vectors)]
-    for vector, one in zip(vectors, values, strict=True):
-        vector.flat.write(one.to(vector.flat.device))
+    for vector, vector_values in zip(vectors, values, strict=True):
+        vector.flat.write(vector_values.to(vector.flat.device))
     return begun
 
 
 def _tensor(tensors: Mapping[str, Any], name: str, like: torch.Tensor) -> torch.Tensor:
-    found = tensors.get(name)
-    if not isinstance(found, torch.Tensor) or (found.shape, found.dtype) != (like.shape, like.dtype):
-        form = "nothing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+    saved = tensors.get(name)
+    if not isinstance(saved, torch.Tensor) or (saved.shape, saved.dtype) != (like.shape, like.dtype):
+        form = "nothing" if saved is None else f"{saved.dtype} {tuple(saved.shape)}"
         raise CheckpointError(
             f"the checkpoint has {form} for parameter {name!r}, which is {like.dtype} {tuple(like.shape)}: "
             "it is of another model"
         )
-    return found
+    return saved
 
 
 # MixedSync: synchronous within a site, asynchronous between sites (GeoMX).
 
 
-class _Site(Protocol):
-    """The ranks that take steps together."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """They, ascending."""
-
-    @property
-    def leader(self) -> int:
-        """The one that pushes and pulls for all."""
-
-    def average(self, vectors: Sequence[torch.Tensor]) -> None:
-        """Replace vectors by their averages."""
-
-    def share(self, vectors: Sequence[torch.Tensor]) -> bool:
-        """Replace vectors by the leader's; return False if it has died: then another one leads."""
-
-
 class _FixedSite:
-    """The site as a process group."""
+    """The site as a process group. It does what `SiteAverages` does in elastic jobs."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group: Final = group
@@ -527,7 +489,7 @@ class MixedSync(AsynchronousSGD):
         runtime = self._runtime
         # Ranks that are no leaders push nothing, so their pushes cannot be their clocks.
         self._counts_clocks = runtime.settings.staleness != UNBOUNDED
-        self._site: _Site
+        self._site: _FixedSite | SiteAverages
         if not runtime.node.live.is_elastic:
             sites = Sites.of(runtime.node.members, runtime.rank)
             self._site = _FixedSite(_group_of_site(sites, site_group))
@@ -582,8 +544,8 @@ class MixedSync(AsynchronousSGD):
                 break
             if self.is_leader:
                 super().pull()
-        for flat, one in zip(self._flat, values, strict=True):
-            flat.write(one)
+        for flat, vector in zip(self._flat, values, strict=True):
+            flat.write(vector)
 
 
 def _group_of_site(sites: Sites, given: dist.ProcessGroup | None) -> dist.ProcessGroup:

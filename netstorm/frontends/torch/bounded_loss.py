@@ -46,14 +46,14 @@ class BoundedLossState:
 
     def with_uncounted(self, bucket: GradBucket, gradients: torch.Tensor) -> torch.Tensor:
         """Return a bucket's gradients, and what came too late of those before, in memory of its own."""
-        known = self.uncounted.get(bucket.index())
-        if known is None or known.numel() != gradients.numel():
-            if known is not None and known.any():
+        kept = self.uncounted.get(bucket.index())
+        if kept is None or kept.numel() != gradients.numel():
+            if kept is not None and kept.any():
                 _log.warning("bucket %d has changed: what was late of it is dropped", bucket.index())
-            known = torch.zeros(gradients.numel(), dtype=gradients.dtype)
-            self.uncounted[bucket.index()] = known
-        known.add_(gradients.reshape(-1).to("cpu"))
-        return known
+            kept = torch.zeros(gradients.numel(), dtype=gradients.dtype)
+            self.uncounted[bucket.index()] = kept
+        kept.add_(gradients.reshape(-1).to("cpu"))
+        return kept
 
 
 def bounded_loss_hook(state: BoundedLossState, bucket: GradBucket) -> Average:

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
-from netstorm.checkpoint.files import claim_step, latest_step
+from netstorm.checkpoint.files import latest_step
 from netstorm.checkpoint.format import Bytes, Description, NumpyTensors
-from netstorm.checkpoint.jobs import JobCheckpoints, SaveOptions, Saving, wait_for_last_saving
+from netstorm.checkpoint.jobs import JobCheckpoints, SaveOptions, Saving, SavingRanks, save_by_one
 from netstorm.errors import CheckpointError, UsageError
 from netstorm.frontends.torch.errors import raises_torch_errors
 from netstorm.frontends.torch.plain_values import tensor_device
@@ -34,6 +34,7 @@ from netstorm.settings import Settings
 
 __all__ = ["LoadedCheckpoint", "Saving", "TorchTensors", "latest_step", "load", "save"]
 
+_KIND: Final = "torch"
 _KEEP: Final = "keep its full values as an ordinary tensor instead"
 _PIECE: Final = 64 * 2**20
 """Bytes of one broadcast: a group with other calls under way should not wait for gigabytes."""
@@ -126,7 +127,7 @@ def save(
         return _save_alone(path, state, options, alone, own=own)
     tree = {name: _state_of(value) for name, value in state.items()}
     with torch.no_grad():
-        return _checkpoints(path, group).save(tree, own, options)
+        return _checkpoints(path, GroupRanks(group)).save(tree, own, options)
 
 
 @raises_torch_errors
@@ -155,7 +156,7 @@ def load(
         CheckpointError: there is no checkpoint, or it is damaged; names the file, and says what to do.
         Disagreement: ranks see different checkpoints under the same path.
     """
-    loaded = _checkpoints(path, group).load(step=step, broadcast=broadcast, missing_ok=missing_ok)
+    loaded = _checkpoints(path, GroupRanks(group)).load(step=step, broadcast=broadcast, missing_ok=missing_ok)
     if loaded is None:
         return None
     if not isinstance(loaded.state, dict):
@@ -169,9 +170,9 @@ def load(
     )
 
 
-def _checkpoints(path: str | Path, group: dist.ProcessGroup | None) -> JobCheckpoints:
+def _checkpoints(path: str | Path, ranks: SavingRanks) -> JobCheckpoints:
     job = Settings.from_environment().job
-    return JobCheckpoints(path, GroupRanks(group), TorchTensors(), framework="PyTorch", job=job)
+    return JobCheckpoints(path, ranks, TorchTensors(), framework="PyTorch", job=job)
 
 
 def _save_alone(
@@ -185,16 +186,13 @@ def _save_alone(
     """Save if it is this rank's turn, for all."""
     if own is not None:
         raise UsageError("own= with AsynchronousSGD in an elastic job: one rank writes alone; leave it out")
-    if not rank.is_due:
-        return Saving(options.step or 0, Path(path))
-    wait_for_last_saving()
-    options = replace(options, step=claim_step(path, options.step), shares=False)
-    tree = {name: _state_of(value) for name, value in state.items()}
-    job = Settings.from_environment().job
-    with torch.no_grad():
-        return JobCheckpoints(path, rank, TorchTensors(), framework="PyTorch", job=job).save(
-            tree, None, options
-        )
+
+    def save_all(options: SaveOptions) -> Saving:
+        tree = {name: _state_of(value) for name, value in state.items()}
+        with torch.no_grad():
+            return _checkpoints(path, rank).save(tree, None, options)
+
+    return save_by_one(path, options, save_all, is_due=rank.is_due)
 
 
 def _state_of(value: Any) -> Any:
@@ -205,22 +203,17 @@ def _state_of(value: Any) -> Any:
 # ----------------------------------------------------------------------------------------- tensors and ranks
 
 
-class TorchTensors:
+class TorchTensors(NumpyTensors):
     """Tensors on any device, and NumPy's arrays. Restored tensors are on the CPU."""
-
-    KIND: Final = "torch"
-
-    def __init__(self) -> None:
-        self._numpy: Final = NumpyTensors()
 
     def is_tensor(self, value: object) -> bool:
         """Return whether a value is a tensor, or an array."""
-        return isinstance(value, torch.Tensor) or self._numpy.is_tensor(value)
+        return isinstance(value, torch.Tensor) or super().is_tensor(value)
 
     def describe(self, tensor: object, name: str) -> Description:
         """Describe a tensor."""
         if not isinstance(tensor, torch.Tensor):
-            return self._numpy.describe(tensor, name)
+            return super().describe(tensor, name)
         if type(tensor) not in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}:
             raise UsageError(
                 f"{name} is a {type(tensor).__name__}, of which this rank may have a part alone: {_KEEP} "
@@ -229,7 +222,7 @@ class TorchTensors:
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             raise UsageError(f"{name} is a sparse, quantised or meta tensor: {_KEEP}")
         return Description(
-            self.KIND,
+            _KIND,
             str(tensor.dtype).removeprefix("torch."),
             tuple(tensor.shape),
             tensor.numel() * tensor.element_size(),
@@ -238,15 +231,15 @@ class TorchTensors:
     def data(self, tensor: object) -> memoryview:
         """Return its bytes in C order; from a GPU they are copied."""
         if not isinstance(tensor, torch.Tensor):
-            return self._numpy.data(tensor)
+            return super().data(tensor)
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         flat = plain.view(torch.uint8) if plain.numel() else plain.new_empty(0, dtype=torch.uint8)
         return flat.cpu().numpy().data
 
     def restore(self, description: Description, data: memoryview) -> object:
         """Return a tensor, or an array."""
-        if description.kind != self.KIND:
-            return self._numpy.restore(description, data)
+        if description.kind != _KIND:
+            return super().restore(description, data)
         dtype = getattr(torch, description.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise CheckpointError(
@@ -260,7 +253,7 @@ class TorchTensors:
         return torch.frombuffer(data, dtype=dtype).reshape(description.shape)
 
 
-class GroupRanks:
+class GroupRanks(SavingRanks):
     """The ranks of a group of `torch.distributed`; one rank alone if there is none."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -278,17 +271,14 @@ class GroupRanks:
         """This process's rank in the group."""
         return self._rank
 
-    @property
-    def writes_alone(self) -> bool:
-        """Whether this is the lowest of the ranks that are there."""
-        return self._rank == min(self.incarnations(), default=self._rank)
-
     def incarnations(self) -> dict[int, int]:
         """Return who is there. Process groups of other backends do not say who has died: all are."""
         group = dist.group.WORLD if self._is_distributed and self._group is None else self._group
         if not isinstance(group, NetStormProcessGroup):
             return dict.fromkeys(range(self._size), 0)
-        present = {one.rank: one.incarnation for one in group.member.runtime.node.members if one.port}
+        present = {
+            member.rank: member.incarnation for member in group.member.runtime.node.members if member.port
+        }
         return {place: present[rank] for place, rank in enumerate(group.member.ranks) if rank in present}
 
     def gather(self, numbers: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -296,9 +286,9 @@ class GroupRanks:
         if self._size == 1:
             return {0: tuple(numbers)}
         mine = torch.tensor([1, *numbers], dtype=torch.int64, device=tensor_device(self._group))
-        found = [torch.empty_like(mine) for _ in range(self._size)]
-        dist.all_gather(found, mine, group=self._group)
-        rows = [one.tolist() for one in found]
+        gathered = [torch.empty_like(mine) for _ in range(self._size)]
+        dist.all_gather(gathered, mine, group=self._group)
+        rows = [one.tolist() for one in gathered]
         return {rank: tuple(row[1:]) for rank, row in enumerate(rows) if row[0]}
 
     def from_rank(self, rank: int, size: int, data: Bytes | None) -> Bytes:

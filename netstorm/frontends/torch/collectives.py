@@ -273,8 +273,8 @@ class Calls:
 
 def timeout_of(options: object) -> timedelta:
     """Return the time-out that options of a call bring; 0: none."""
-    found = getattr(options, "timeout", _UNSET)
-    return max(_UNSET, found)
+    timeout = getattr(options, "timeout", _UNSET)
+    return max(_UNSET, timeout)
 
 
 def only(tensors: Tensors, name: str) -> Tensor:
@@ -485,7 +485,7 @@ class SparseSums:
 
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """Return every rank's tensor, by rank."""
-        found = [torch.empty_like(mine) for _ in range(self._member.size)]
+        gathered = [torch.empty_like(mine) for _ in range(self._member.size)]
         ended = threading.Event()
         errors: list[Exception | None] = []
 
@@ -493,12 +493,12 @@ class SparseSums:
             errors.append(error)
             ended.set()
 
-        exchange = self._exchanges.all_gather(found, mine, "all_reduce of sparse tensors: all_gather")
+        exchange = self._exchanges.all_gather(gathered, mine, "all_reduce of sparse tensors: all_gather")
         self._member.begin(exchange, done, calls=self._calls)
         ended.wait()  # the node ends every call, at the latest by NETSTORM_WAIT_TIMEOUT
         if errors[0] is not None:
             raise errors[0]
-        return found
+        return gathered
 
 
 def _padded(rows: torch.Tensor, most: int) -> torch.Tensor:

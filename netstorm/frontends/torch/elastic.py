@@ -40,7 +40,7 @@ from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.startup import before_leaving
 from netstorm.kvstore.calls import Position
-from netstorm.kvstore.process.elastic import ElasticJobState, wait_for_enough_nodes
+from netstorm.kvstore.process.elastic import fetch_state, offer_state, wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import before_finish, runtime_of_this_process
 from netstorm.protocol.frames import ranks_in
 from netstorm.settings import Settings, foreign_variable
@@ -127,7 +127,7 @@ def live_ranks() -> tuple[int, ...]:
     Ranks hear of a change at different times: what all must decide alike has to depend on results
     (`contributors`), not on this.
     """
-    return ElasticJobState(group_of_all_ranks().member.runtime).live_ranks
+    return group_of_all_ranks().member.runtime.node.live.ranks
 
 
 @raises_torch_errors
@@ -136,7 +136,7 @@ def is_newcomer() -> bool:
 
     It may make no collective call before `ElasticState.step()`.
     """
-    return ElasticJobState(group_of_all_ranks().member.runtime).is_needed
+    return group_of_all_ranks().member.runtime.node.needs_state
 
 
 @raises_torch_errors
@@ -321,12 +321,14 @@ class StateEntries:
 
     def compared(self) -> dict[str, Any]:
         """Return what must be equal at all ranks: everything but the buffers of modules."""
-        found = self.whole()
+        compared = self.whole()
         for name, entry in self._entries.items():
             if isinstance(entry, nn.Module):
                 buffers = {path for path, _ in entry.named_buffers()}
-                found[name] = {path: value for path, value in found[name].items() if path not in buffers}
-        return found
+                compared[name] = {
+                    path: value for path, value in compared[name].items() if path not in buffers
+                }
+        return compared
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what another rank's `whole` has returned.
@@ -423,11 +425,11 @@ class StateAgreement:
 
     def _exchange(self, mine: int) -> dict[int, int]:
         """Return the digests of all ranks that have a vote."""
-        found = torch.zeros(self._member.size, dtype=torch.int64)
-        work = self._group.all_gather_single(found, torch.tensor([mine]))
+        digests = torch.zeros(self._member.size, dtype=torch.int64)
+        work = self._group.all_gather_single(digests, torch.tensor([mine]))
         work.wait()
         assert work.contributors is not None
-        return {rank: int(found[rank]) for rank in work.contributors}
+        return {rank: int(digests[rank]) for rank in work.contributors}
 
     def _complain(self, step: int, vote: Vote) -> None:
         names = ", ".join(map(str, vote.differing))
@@ -481,7 +483,7 @@ class ElasticState:
         self.ranks: tuple[int, ...] = ()
         group = group_of_all_ranks()
         self._member: Final = group.member
-        self._job: Final = ElasticJobState(self._member.runtime)
+        self._runtime: Final = self._member.runtime
         self._entries: Final = StateEntries(entries)
         self._agreement: Final = StateAgreement(group, self._entries, repair=repair)
         self._verify_every: Final = verify_every
@@ -516,7 +518,7 @@ class ElasticState:
             WaitTimeout: fewer than MIN nodes for NETSTORM_WAIT_FOR_NODES.
             NetStormError: the job has failed.
         """
-        if self._job.is_needed:
+        if self._runtime.node.needs_state:
             self._fetch()
         else:
             self._record_ranks()
@@ -524,8 +526,8 @@ class ElasticState:
                 self.ranks = self._agreement.reach(self.number, at_start=self.number == 0)
         self._begun_at = self._member.positions.now()
         self._answer()
-        wait_for_enough_nodes(self._member.runtime, self._answer)
-        self._entries.set_ranks(self._member.rank, self.ranks, counts=self._job.contributes)
+        wait_for_enough_nodes(self._runtime, self._answer)
+        self._entries.set_ranks(self._member.rank, self.ranks, counts=self._runtime.node.live.contributes)
         self._member.reduced_by = None
         self.number += 1
         return self.number - 1
@@ -536,7 +538,7 @@ class ElasticState:
         a step, nothing is left.
         """
         begun_at, self._begun_at = self._begun_at, None
-        if begun_at is not None and self._job.is_elastic and sys.exc_info()[1] is None:
+        if begun_at is not None and self._runtime.node.live.is_elastic and sys.exc_info()[1] is None:
             has_made_calls = self._member.positions.now() != begun_at
             if has_made_calls:
                 self._record_ranks()
@@ -549,7 +551,7 @@ class ElasticState:
             self.ranks = ranks_in(bits)
 
     def _fetch(self) -> None:
-        snapshot = self._job.fetch()
+        snapshot = fetch_state(self._runtime)
         content = unpack(memoryview(snapshot.content), self._tensors)
         assert isinstance(content, dict)
         self._member.positions.go_on_at(msgspec.convert(content["calls"], dict[str, Position]))
@@ -559,7 +561,7 @@ class ElasticState:
 
     def _answer(self) -> None:
         """Offer the state to ranks that wait for it."""
-        requests = self._job.requests
+        requests = self._runtime.node.live.state_requests
         if requests:
             self._offer(self.number, requests)
 
@@ -570,4 +572,4 @@ class ElasticState:
             "state": self._entries.whole(),
         }
         rounds = self._member.positions.rounds()
-        self._job.offer(step, pack(content, self._tensors), rounds, requests)
+        offer_state(self._runtime, step, pack(content, self._tensors), rounds, requests)

@@ -87,9 +87,9 @@ def let_backward_raise_own_errors() -> None:
 
 
 def _class_of(own: type[NetStormError]) -> type[NetStormError]:
-    known = _classes.get(own)
-    if known is None:
-        known = type(
+    made = _classes.get(own)
+    if made is None:
+        made = type(
             own.__name__,
             (own, dist.DistBackendError),
             {
@@ -100,5 +100,5 @@ def _class_of(own: type[NetStormError]) -> type[NetStormError]:
                 "__reduce__": lambda error: (as_torch_error, (own(*error.args),)),
             },
         )
-        _classes[own] = known
-    return known
+        _classes[own] = made
+    return made

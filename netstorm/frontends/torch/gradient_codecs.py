@@ -86,7 +86,7 @@ class EncodedAverages:
             UsageError: no such codec, or a bad parameter of it.
         """
         self.rules: Final[CodecRules] = rules_of(codec)
-        if any(isinstance(one, Auto) for one in self.rules.codecs):
+        if any(isinstance(each, Auto) for each in self.rules.codecs):
             member.runtime.refuse_if_reproducible("the codec 'auto'")
         self._kept: Final = CodecStates()
         self._what: Final = what
@@ -244,18 +244,18 @@ def described_codec(text: str, where: str) -> Descriptions:
     Raises:
         UsageError: it is neither, there is no such codec, or a parameter of it is wrong.
     """
-    found: Any = text.strip()
-    if found.startswith("{"):
+    described: Any = text.strip()
+    if described.startswith("{"):
         try:
-            found = json.loads(found, object_pairs_hook=functools.partial(_unique, where))
+            described = json.loads(described, object_pairs_hook=functools.partial(_unique, where))
         except json.JSONDecodeError as error:
             raise UsageError(f"{where}={text!r} is not JSON: {error}") from None
     try:
-        _check_descriptions(found)
-        rules_of(found)
+        _check_descriptions(described)
+        rules_of(described)
     except UsageError as error:
         raise UsageError(f"{where}={text!r}: {error}") from None
-    descriptions: Descriptions = found
+    descriptions: Descriptions = described
     return descriptions
 
 
@@ -416,9 +416,9 @@ class CodecHookState:
         return self._averages.begin(bucket.buffer(), parameters, bucket.index())
 
     def _described(self, parameter: torch.Tensor) -> Parameter:
-        found = self._named.get(id(parameter))
-        if found is not None:
-            return found[0]
+        named = self._named.get(id(parameter))
+        if named is not None:
+            return named[0]
         if self._has_names:
             raise UsageError(
                 f"DDP has a parameter of shape {tuple(parameter.shape)} that the model of CodecHookState "

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -55,7 +55,7 @@ from netstorm.frontends.torch.ranks import (
 )
 from netstorm.frontends.torch.site_mesh import LOCAL, site_mesh
 from netstorm.frontends.torch.site_sums import hierarchical_all_reduce
-from netstorm.kvstore.process.elastic import ElasticJobState, StepPacer
+from netstorm.kvstore.process.elastic import StepPacer
 from netstorm.kvstore.process.runtime import runtime_of_this_process
 from netstorm.training.periods import (
     Average,
@@ -77,7 +77,6 @@ __all__ = [
     "LocalSGD",
     "OuterCodec",
     "Ranks",
-    "Travels",
     "Waitable",
 ]
 
@@ -96,27 +95,14 @@ class NonFiniteUpdate(UsageError):
 # theirs, since any of them may leave; optimizers differ, so a newcomer takes what one of them offers.
 
 
-class Travels(Protocol):
-    """What knows how far a training is."""
-
-    def elastic_state(self) -> dict[str, Any]:
-        """Return what a rank needs that joins later, besides model and optimizer."""
-
-    def take_elastic_state(self, state: dict[str, Any]) -> None:
-        """Go on from what another rank has returned."""
-
-
 class _Progress:
-    """A training, as `ElasticState` takes it."""
+    """A training, as `ElasticState` takes it: what a rank needs that joins later, besides its model and
+    optimizer.
+    """
 
-    def __init__(self, training: Travels) -> None:
-        self._training: Final = training
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._training.elastic_state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._training.take_elastic_state(state)
+    def __init__(self, training: StepHook) -> None:
+        self.state_dict: Final = training.elastic_state
+        self.load_state_dict: Final = training.take_elastic_state
 
 
 class ElasticPeriods:
@@ -131,7 +117,7 @@ class ElasticPeriods:
 
     def __init__(
         self,
-        training: Travels,
+        training: StepHook,
         modules: Sequence[nn.Module],
         optimizer: Optimizer,
         entries: Mapping[str, Any],
@@ -152,8 +138,7 @@ class ElasticPeriods:
         if own_names & set(entries):
             raise UsageError(f"state={sorted(entries)}: {sorted(own_names)} are there already")
         self._member: Final = group_of_all_ranks().member
-        self._job: Final = ElasticJobState(self._member.runtime)
-        self.is_newcomer: Final = self._job.is_needed
+        self.is_newcomer: Final = self._member.runtime.node.needs_state
         self.ends = False
         self.state: Final = ElasticState(
             verify_every=0, **own, optimizer=optimizer, training=_Progress(training), **entries
@@ -169,7 +154,7 @@ class ElasticPeriods:
         """Whether this rank has joined later and has not caught up: its parameters are in no average yet, so
         it goes on to the next one after each step.
         """
-        return not self._job.contributes
+        return not self._member.runtime.node.live.contributes
 
     @property
     def counted(self) -> bool:
@@ -666,11 +651,11 @@ class Fragment:
         return self._averages
 
     def _like(self, saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        found = [(values.numel(), values.dtype) for values in saved]
+        forms = [(values.numel(), values.dtype) for values in saved]
         expected = [(flat.size, flat.dtype) for flat in self.flat]
-        if found != expected:
+        if forms != expected:
             raise UsageError(
-                f"the checkpoint's {self.name} has (values, type) {found}, the model's has {expected}:"
+                f"the checkpoint's {self.name} has (values, type) {forms}, the model's has {expected}:"
                 " load a checkpoint of the same model and fragments"
             )
         return [values.to(flat.device, copy=True) for flat, values in zip(self.flat, saved, strict=True)]

@@ -20,7 +20,7 @@ from netstorm.errors import NetStormError, NodeLost, WaitTimeout
 from netstorm.frontends.torch.errors import as_torch_error, given_to_a_future
 from netstorm.frontends.torch.tensors import Staged, array_of
 from netstorm.kvstore.calls import CallPositions, GroupCalls, TensorCalls, TensorExchange
-from netstorm.kvstore.forms import Collective, Key
+from netstorm.kvstore.forms import Collective
 from netstorm.kvstore.operations import (
     ANY_PEER,
     Done,
@@ -30,7 +30,7 @@ from netstorm.kvstore.operations import (
     SendOperation,
 )
 from netstorm.kvstore.process.runtime import CompletionThread, Runtime
-from netstorm.protocol.codecs import COLLECTIVE, Element, Reduction
+from netstorm.protocol.codecs import Element, Reduction
 
 __all__ = [
     "CallWork",
@@ -82,7 +82,7 @@ class ProcessGroupMember:
         self.thread: Final = thread
         self.positions: Final = positions
         self.reduced_by: int | None = None
-        self._namespace: Final = namespace
+        self._register: Final = functools.partial(runtime.register, namespace)
         self._tensor_calls = 0
         self._calls: Final = self.calls("")
         self._saving: GroupCalls | None = None
@@ -100,13 +100,7 @@ class ProcessGroupMember:
 
     def calls(self, suffix: str) -> GroupCalls:
         """Return a sequence of calls that is numbered by itself; `suffix` tells it from others."""
-
-        def register(key_name: str, elements: int, members: tuple[int, ...]) -> Key:
-            return self.runtime.register(
-                self._namespace, key_name, (elements,), "float32", form=COLLECTIVE, members=members
-            )
-
-        calls = GroupCalls(self.name + suffix, self.ranks, size=self.runtime.size, register=register)
+        calls = GroupCalls(self.name + suffix, self.ranks, size=self.runtime.size, register=self._register)
         self.positions.add(calls)
         return calls
 
@@ -114,13 +108,9 @@ class ProcessGroupMember:
         """Return new calls that sum tensors by codecs; all members must ask for the same, in the same
         order.
         """
-
-        def register(name: str, shape: tuple[int, ...], form: int, members: tuple[int, ...]) -> Key:
-            return self.runtime.register(self._namespace, name, shape, "float32", form=form, members=members)
-
         name = f"{self.name}/codecs {self._tensor_calls}"
         self._tensor_calls += 1
-        calls = TensorCalls(name, self.ranks, size=self.runtime.size, register=register)
+        calls = TensorCalls(name, self.ranks, size=self.runtime.size, register=self._register)
         self.positions.add(calls)
         return calls
 
@@ -278,10 +268,12 @@ class ProcessGroupMember:
             timeout: of the call; 0 or less: the group's.
             whole: memory that the messages are parts of; copied back when all are done.
         """
-        work = self.work(text, result, timeout, lambda: ", ".join(str(one) for one, _ in messages[:4]))
+        work = self.work(
+            text, result, timeout, lambda: ", ".join(str(operation) for operation, _ in messages[:4])
+        )
 
         def finish(error: Exception | None) -> None:
-            received = [one for one, _ in messages if isinstance(one, ReceiveOperation)]
+            received = [operation for operation, _ in messages if isinstance(operation, ReceiveOperation)]
             known = error is None and len(received) == 1 and received[0].source >= 0
             source = self.ranks.index(received[0].source) if known else -1
             if error is None and whole is not None and whole.is_copy:
@@ -397,8 +389,8 @@ def future_of(work: Any, tensor: torch.Tensor) -> torch.futures.Future[torch.Ten
         done.value()
         return tensor
 
-    found: torch.futures.Future[torch.Tensor] = work.get_future().then(ended)
-    return found
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(ended)
+    return future
 
 
 # Keeps torch.compile out of NetStorm's own code, which hands memory to other threads and waits for them.

@@ -54,10 +54,10 @@ def exchange_values(
                 ProtocolViolation(f"{what}: rank {rank} announces {count} bytes; expected 1 to {_MOST_BYTES}")
             )
     padded = content + bytes(max(lengths) - len(content))
-    found = _all_gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(device), group)
+    contents = _all_gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(device), group)
     decoder = msgspec.msgpack.Decoder(kind)
     values = []
-    for rank, (tensor, count) in enumerate(zip(found, lengths, strict=True)):
+    for rank, (tensor, count) in enumerate(zip(contents, lengths, strict=True)):
         try:
             values.append(decoder.decode(tensor[:count].cpu().numpy().tobytes()))
         except msgspec.MsgspecError as error:
@@ -92,6 +92,6 @@ def _encoded(mine: object, what: str) -> bytes:
 
 
 def _all_gather(mine: torch.Tensor, group: dist.ProcessGroup | None) -> list[torch.Tensor]:
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, mine, group=group)
-    return found
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    return gathered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -215,9 +216,12 @@ class SiteAverages:
             SiteTensor(f"averages of site: vector {number}", elements, np.dtype(str(dtype).split(".")[1]))
             for number, (elements, dtype) in enumerate(vectors)
         ]
-        namespace = runtime.open_namespace()
         self._lead: Final = SiteLead(
-            runtime, namespace, tensors, sites.without_others() if is_newcomer else sites, elastic=True
+            tensors,
+            sites.without_others() if is_newcomer else sites,
+            register=functools.partial(runtime.register, runtime.open_namespace()),
+            submit=runtime.submit,
+            elastic=True,
         )
 
     @property

@@ -304,7 +304,7 @@ class ScheduledOptimizer:
         """Have the optimizer take a step for a unit's parameters alone."""
         groups, members = self.optimizer.param_groups, set(unit.parameters)
         chosen = [
-            ({**then, "params": [one for one in group["params"] if one in members]}, then)
+            ({**then, "params": [parameter for parameter in group["params"] if parameter in members]}, then)
             for group, then in zip(groups, settings, strict=True)
         ]
         chosen = [(group, then) for group, then in chosen if group["params"]]
@@ -391,16 +391,18 @@ class ParameterUnit:
         vectors = []
         for flat in self.flat:
             gradients = [parameter.grad for parameter in flat.parameters]
-            for one in gradients:
-                if one is not None and one.layout is not torch.strided:
+            for gradient in gradients:
+                if gradient is not None and gradient.layout is not torch.strided:
                     raise UsageError(
                         f"module {self.name!r} has a sparse gradient, which ScheduledOptimizer does not sum: "
                         "make it with sparse=False, or use DistributedDataParallel"
                     )
-            given = torch.tensor([one is not None for one in gradients], dtype=flat.dtype, device=flat.device)
+            given = torch.tensor(
+                [gradient is not None for gradient in gradients], dtype=flat.dtype, device=flat.device
+            )
             parts = [
-                torch.zeros_like(parameter) if one is None else one
-                for parameter, one in zip(flat.parameters, gradients, strict=True)
+                torch.zeros_like(parameter) if gradient is None else gradient
+                for parameter, gradient in zip(flat.parameters, gradients, strict=True)
             ]
             vectors.append(FlatParameters([*parts, given]).read().mul_(1.0 / ranks))
         for parameter in self.parameters:
@@ -435,11 +437,11 @@ def used_by(module: nn.Module, whole: tuple[type[nn.Module], ...]) -> list[nn.Pa
     """
     if isinstance(module, whole):
         return list(module.parameters())
-    found = list(module.parameters(recurse=False))
+    parameters = list(module.parameters(recurse=False))
     for child in module.children():
         if type(child).forward is nn.Module.forward:
-            found += used_by(child, whole)
-    return found
+            parameters += used_by(child, whole)
+    return parameters
 
 
 def units_of(model: nn.Module, whole: tuple[type[nn.Module], ...], least_bytes: int) -> list[ParameterUnit]:
@@ -464,12 +466,16 @@ def units_of(model: nn.Module, whole: tuple[type[nn.Module], ...], least_bytes: 
         parameters.clear()
 
     for name, module in model.named_modules():
-        own = [one for one in dict.fromkeys(used_by(module, whole)) if one.requires_grad and one not in seen]
+        own = [
+            parameter
+            for parameter in dict.fromkeys(used_by(module, whole))
+            if parameter.requires_grad and parameter not in seen
+        ]
         if own:
             seen.update(own)
             names.append(name or type(module).__name__)
             parameters.extend(own)
-            if sum(one.numel() * one.element_size() for one in parameters) >= least_bytes:
+            if sum(parameter.numel() * parameter.element_size() for parameter in parameters) >= least_bytes:
                 close()
     close()
     return units

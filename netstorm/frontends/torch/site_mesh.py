@@ -43,20 +43,20 @@ def ranks_by_site(sites: Sequence[str]) -> list[list[int]]:
     Raises:
         UsageError: sites have different numbers of ranks; lists them.
     """
-    found: dict[str, list[int]] = {}
+    by_site: dict[str, list[int]] = {}
     for rank, site in enumerate(sites):
-        found.setdefault(site, []).append(rank)
-    if len({len(ranks) for ranks in found.values()}) > 1:
+        by_site.setdefault(site, []).append(rank)
+    if len({len(ranks) for ranks in by_site.values()}) > 1:
         listed = "; ".join(
             f"{site}: {len(ranks)} rank{'s' * (len(ranks) > 1)} ({', '.join(map(str, ranks))})"
-            for site, ranks in found.items()
+            for site, ranks in by_site.items()
         )
         raise UsageError(
             f"the sites have different numbers of ranks: {listed}. A mesh needs the same number in each: "
             "start as many processes at every site, or set NETSTORM_SITE, for which the host's name stands "
             "if it is not set"
         )
-    return list(found.values())
+    return list(by_site.values())
 
 
 def site_mesh(

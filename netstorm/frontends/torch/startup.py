@@ -203,19 +203,19 @@ class _Notes:
             UsageError: one of them says that there will be no job.
             WaitTimeout: names those that have not.
         """
-        found: dict[int, _Note] = {}
+        notes: dict[int, _Note] = {}
         missing = sorted(ranks)
         began = now = clock.monotonic()
         remind_at = began + _REMIND_S
         while True:
-            for rank in [one for one in missing if self.store.check([self._key(what, one)])]:
+            for rank in [rank for rank in missing if self.store.check([self._key(what, rank)])]:
                 name = self._key(what, rank)
-                found[rank] = self._open(self.store.get(name), name)
-                if found[rank].error:
-                    raise UsageError(f"rank {rank} of this group makes no job: {found[rank].error}")
+                notes[rank] = self._open(self.store.get(name), name)
+                if notes[rank].error:
+                    raise UsageError(f"rank {rank} of this group makes no job: {notes[rank].error}")
                 missing.remove(rank)
             if not missing:
-                return found
+                return notes
             late = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:32]))}"
             if now > began + self.limit_s:
                 raise WaitTimeout(
@@ -298,8 +298,8 @@ def _find(notes: _Notes, rank: int, own: _Note) -> tuple[str, int]:
         tried = [address for address in offer.addresses if address not in ours]
         reached = reachable(tried, offer.port, offer.token, _TRY_S)
         notes.write(f"reached/{rank}", _Note(name=own.name, addresses=tuple(reached)))
-    found = notes.read("scheduler", [0])[0]
-    return found.addresses[0], found.port
+    scheduler = notes.read("scheduler", [0])[0]
+    return scheduler.addresses[0], scheduler.port
 
 
 def _chosen_host(
@@ -357,7 +357,7 @@ def _offered(others: Sequence[_Note]) -> list[str]:
     ours = own_addresses()
     stores = dict.fromkeys(address for note in others for address in note.addresses)
     towards = [address if address in ours else source_towards(address) for address in stores]
-    return list(dict.fromkeys([*(one for one in towards if one in ours), *ours]))
+    return list(dict.fromkeys([*(address for address in towards if address in ours), *ours]))
 
 
 @contextlib.contextmanager
@@ -389,7 +389,7 @@ def answering(host: str) -> Iterator[tuple[int, bytes]]:
 
 def reachable(addresses: Sequence[str], port: int, token: bytes, limit_s: float) -> list[str]:
     """Return at which of these addresses the process answers that has the token. All are tried at once."""
-    found: set[str] = set()
+    answered: set[str] = set()
     heard: dict[str, bytes] = dict.fromkeys(addresses, b"")
     deadline = clock.monotonic() + limit_s
     with contextlib.ExitStack() as stack:
@@ -397,11 +397,11 @@ def reachable(addresses: Sequence[str], port: int, token: bytes, limit_s: float)
         for address in addresses:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             with contextlib.suppress(OSError):  # without this family, or without a route
-                one = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-                one.setblocking(False)
+                client = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                client.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
-                    one.connect((address, port))
-                waiting.register(one, selectors.EVENT_READ, address)
+                    client.connect((address, port))
+                waiting.register(client, selectors.EVENT_READ, address)
         while waiting.get_map() and (left := deadline - clock.monotonic()) > 0:
             for key, _ in waiting.select(left):
                 address, tried = key.data, key.fileobj
@@ -412,11 +412,11 @@ def reachable(addresses: Sequence[str], port: int, token: bytes, limit_s: float)
                     got = b""
                 heard[address] += got
                 if heard[address] == token:
-                    found.add(address)
+                    answered.add(address)
                     deadline = min(deadline, clock.monotonic() + _LATER_S)
                 if not got or len(heard[address]) >= len(token):
                     waiting.unregister(tried)
-    return [address for address in addresses if address in found]
+    return [address for address in addresses if address in answered]
 
 
 def _start_scheduler(settings: Settings, host: str) -> SchedulerProcess:

@@ -60,9 +60,9 @@ def unsealed(content: str, name: str, key: JobKey | None) -> str:
             "the same file"
         )
     if key is not None and not hmac.compare_digest(code, _code(text, name, key)):
-        found = "another code" if code else "no code"
+        what = "another code" if code else "no code"
         raise NotAuthorised(
-            f"{name!r} in PyTorch's store is {text[:200]!r}, with {found}: expected one made with the key of "
+            f"{name!r} in PyTorch's store is {text[:200]!r}, with {what}: expected one made with the key of "
             "NETSTORM_KEY_FILE; give all ranks the same file. If they have it, somebody else writes to the "
             "store: close its port (MASTER_PORT, or that of torchrun's rendezvous) to all but the job's hosts"
         )
@@ -123,9 +123,9 @@ def _listening(host: str, port: int) -> socket.socket | None:
     if host == "localhost":
         host = "127.0.0.1"
     try:
-        found = {each[4]: each[:2] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-        address, (family, kind) = found.popitem()
-        if found or (is_loopback(str(address[0])) and host != address[0]):
+        addresses = {each[4]: each[:2] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        address, (family, kind) = addresses.popitem()
+        if addresses or (is_loopback(str(address[0])) and host != address[0]):
             return None
         made = socket.socket(family, kind)
     except OSError:

@@ -168,13 +168,13 @@ def reduction_of(op: Any) -> Reduction:
     Raises:
         NotImplementedError: there is no such reduction here; the message says what to use.
     """
-    found = _REDUCTIONS.get(int(getattr(op, "op", op)))
-    if found is None:
+    reduction = _REDUCTIONS.get(int(getattr(op, "op", op)))
+    if reduction is None:
         raise NotImplementedError(
             f"the netstorm backend has no ReduceOp.{reduction_name(op)}; use one of "
             f"{', '.join(NAMES.values())}"
         )
-    return found
+    return reduction
 
 
 @functools.lru_cache(maxsize=256)
@@ -218,11 +218,11 @@ _streams: Final[dict[torch.device, Any]] = {}
 
 def stream_of(device: torch.device) -> Any:
     """Return the stream on which values are copied from and to a GPU."""
-    found = _streams.get(device)
-    if found is None:
+    stream = _streams.get(device)
+    if stream is None:
         make: Any = torch.cuda.Stream  # PyTorch has no type for it
-        found = _streams[device] = make(device)
-    return found
+        stream = _streams[device] = make(device)
+    return stream
 
 
 class StagedOnGpu(Staged):

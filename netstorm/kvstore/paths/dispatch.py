@@ -141,10 +141,10 @@ class PathState:
 
     def record_arrival(self, part: PartId, now: float) -> bool:
         """Record the arrival of a chunk; return False if it was not in flight."""
-        found = self.in_flight.pop(part, None)
-        if found is None:
+        sent = self.in_flight.pop(part, None)
+        if sent is None:
             return False
-        sent_at, waits_s = found
+        sent_at, waits_s = sent
         remaining_s = max(0.0, now - sent_at - waits_s)
         if self._measured_at is None or now > self._measured_at + _MEMORY_S:
             self._remaining_s = remaining_s
@@ -354,10 +354,10 @@ class Dispatch:
                 for detour, first in ways
                 if len(self._state(detour).in_flight) < MAX_IN_FLIGHT
             ]
-            found = self._first_earlier(backlog, primary, free, now)
-            if found is None:
+            earlier = self._first_earlier(backlog, primary, free, now)
+            if earlier is None:
                 return
-            index, way, primary_s = found
+            index, way, primary_s = earlier
             yield self._detoured(backlog, index, way, now, primary_s=primary_s)
 
     def _first_earlier(
@@ -393,9 +393,9 @@ class Dispatch:
         for index, item in enumerate(backlog.items):
             ahead += item.size
             primary_s = primary.arrival_s(ahead)
-            found = fastest(item.size, primary_s) if item.may_detour else None
-            if found is not None:
-                return index, found, primary_s
+            way = fastest(item.size, primary_s) if item.may_detour else None
+            if way is not None:
+                return index, way, primary_s
         return None
 
     def _explore(

@@ -144,8 +144,8 @@ class KnownRoutes:
         held, self._held = self._held, []
         self.has_news = False
         self._waiting.ready(_PATHS)
-        for one in held:
-            self._waiting.give_back(one[-1])
+        for message in held:
+            self._waiting.give_back(message[-1])
         yield from held
 
     # ------------------------------------------------------------------------------------------------ inside
@@ -176,10 +176,10 @@ class KnownRoutes:
                     yield detour.path
 
     def _shortest_path(self, version: int, policy: Policy, origin: int) -> _Path:
-        found = self._shortest.get((version, origin))
-        if found is None:
-            found = self._shortest[version, origin] = paths_from(policy, origin)[self._rank]
-        return found
+        path = self._shortest.get((version, origin))
+        if path is None:
+            path = self._shortest[version, origin] = paths_from(policy, origin)[self._rank]
+        return path
 
     def _tree_paths(self, part: Part, origin: int) -> Iterator[_Path]:
         """Yield the paths by which policies that take over lead results of a part's policy."""
@@ -278,12 +278,12 @@ def without_detour(send: Send) -> Send:
 
 def without_loops(walk: tuple[int, ...]) -> tuple[int, ...]:
     """Return a walk without its loops."""
-    found: list[int] = []
+    walked: list[int] = []
     for rank in walk:
-        if rank in found:
-            del found[found.index(rank) :]
-        found.append(rank)
-    return tuple(found)
+        if rank in walked:
+            del walked[walked.index(rank) :]
+        walked.append(rank)
+    return tuple(walked)
 
 
 def delivery_confirmation(part: Part) -> Send:
@@ -374,9 +374,9 @@ class Detours:
 
     def record_failure(self, target: int, now: float) -> bool:
         """Record that a link has failed, or a trial of it; return whether the link worked before."""
-        found = self.failed.get(target)
-        if found is not None:
-            found.try_at = now + self._retry_s
+        failed = self.failed.get(target)
+        if failed is not None:
+            failed.try_at = now + self._retry_s
             return False
         self.failed[target] = _FailedLink(try_at=now)
         self._counters.add("links_failed")
@@ -388,12 +388,12 @@ class Detours:
         What waits for them is to be routed again (`release`).
         """
         self.avoided = frozenset((link.source, link.target) for link in message.links)
-        found = []
+        decided = []
         for link in message.links:
             if link.source == rank and link.target in self.failed:
                 self.failed[link.target].detour = link.way
-                found.append((link.target, link.way))
-        return found
+                decided.append((link.target, link.way))
+        return decided
 
     def restored(self, target: int) -> list[Send]:
         """Record that a link works again; return what waited for it."""
@@ -416,24 +416,24 @@ class Detours:
 
     def due_trials(self, now: float) -> list[int]:
         """Return the targets to which links are to be tried now; they count as tried."""
-        found = [target for target, link in self.failed.items() if link.try_at <= now]
-        for target in found:
+        due = [target for target, link in self.failed.items() if link.try_at <= now]
+        for target in due:
             self.failed[target].try_at = math.inf
-        return found
+        return due
 
     def route(self, rank: int, instructions: Iterable[Instruction]) -> list[Instruction]:
         """Return the instructions, with messages over failed links sent over detours. Those without a detour
         wait here.
         """
-        found: list[Instruction] = []
+        routed: list[Instruction] = []
         for instruction in instructions:
             if isinstance(instruction, Send) and isinstance(instruction.message, _ROUTED):
                 send = self._routed(rank, instruction)
                 if send is not None:
-                    found.append(send)
+                    routed.append(send)
             else:
-                found.append(instruction)
-        return found
+                routed.append(instruction)
+        return routed
 
     def _routed(self, rank: int, send: Send) -> Send | None:
         for _ in range(len(self.failed) + 1):

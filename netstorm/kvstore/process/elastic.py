@@ -26,12 +26,13 @@ from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.messages import StepTimes
 
 __all__ = [
-    "ElasticJobState",
     "HeldKey",
     "Newcomer",
     "SavingRank",
     "StepPacer",
     "collect_from_owners",
+    "fetch_state",
+    "offer_state",
     "wait_for_enough_nodes",
 ]
 
@@ -45,121 +46,89 @@ _REPORT_S: Final = 10.0
 _PROGRESS: Final = "state_bytes_fetched"
 
 
-class ElasticJobState:
-    """The state of a job, at one of its nodes."""
+def offer_state(
+    runtime: Runtime,
+    step: int,
+    content: Buffer,
+    rounds: Mapping[int, int],
+    requests: frozenset[int] | None,
+    *,
+    barriers: int = 0,
+) -> None:
+    """Offer this rank's state; from any thread.
 
-    def __init__(self, runtime: Runtime) -> None:
-        """Exchange the state by this node."""
-        self._runtime: Final = runtime
+    Args:
+        runtime: of this process.
+        step: of the program; ranks that offer the same step offer the same bytes.
+        content: the state; it must not change any more.
+        rounds: by key, the first round of the step.
+        requests: those that there were before the state was made; it answers them alone. None: the
+            program has ended, and it answers all, also those of ranks that come later.
+        barriers: how many the program has passed.
+    """
+    snapshot = StateSnapshot(
+        step=step,
+        content=content,
+        crc=checksum(content),
+        rounds=dict(rounds),
+        barriers=barriers,
+        requests=requests,
+    )
+    _log.info("the state before step %d is offered to newcomers: %d bytes", step, snapshot.nbytes)
+    runtime.post(lambda node, now: node.offer_state(snapshot, now))
 
-    @property
-    def is_elastic(self) -> bool:
-        """Whether nodes may leave the job and join it."""
-        return self._runtime.node.live.is_elastic
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether this node has joined a job that had begun, and does not have its state yet."""
-        return self._runtime.node.needs_state
+def fetch_state(runtime: Runtime) -> StateSnapshot:
+    """Wait for the state of a step, and return it.
 
-    @property
-    def requests(self) -> frozenset[int]:
-        """Numbers of the requests for this rank's state that ranks wait for. It costs nothing to ask."""
-        return self._runtime.node.live.state_requests
+    Raises:
+        WaitTimeout: nothing has come for too long; names the ranks that have not answered.
+        NetStormError: the job has failed.
+    """
+    runtime.check()
+    _log.warning("rank %d has joined a job that trains already: it fetches the job's state", runtime.rank)
+    begun = clock.monotonic()
+    found: list[StateSnapshot] = []
+    future, done = future_end()
+    runtime.post(lambda node, now: node.fetch_state(found.append, done, now))
+    _wait_for_state(runtime, future, begun)
+    snapshot = found[0]
+    _log.warning(
+        "rank %d has the job's state before step %d: %.1f MB in %.1f s",
+        runtime.rank,
+        snapshot.step,
+        snapshot.nbytes / 1e6,
+        clock.monotonic() - begun,
+    )
+    return snapshot
 
-    @property
-    def contributes(self) -> bool:
-        """Whether this node's values are in the sums of rounds that begin now. A newcomer's are not, until it
-        has caught up.
-        """
-        return self._runtime.rank in self._runtime.node.live.contributors
 
-    @property
-    def live_ranks(self) -> tuple[int, ...]:
-        """The ranks that are in the job, as this node has last heard, ascending."""
-        return self._runtime.node.live.ranks
-
-    def offer(
-        self,
-        step: int,
-        content: Buffer,
-        rounds: Mapping[int, int],
-        requests: frozenset[int] | None,
-        *,
-        barriers: int = 0,
-    ) -> None:
-        """Offer this rank's state; from any thread.
-
-        Args:
-            step: of the program; ranks that offer the same step offer the same bytes.
-            content: the state; it must not change any more.
-            rounds: by key, the first round of the step.
-            requests: those that there were before the state was made; it answers them alone. None: the
-                program has ended, and it answers all, also those of ranks that come later.
-            barriers: how many the program has passed.
-        """
-        snapshot = StateSnapshot(
-            step=step,
-            content=content,
-            crc=checksum(content),
-            rounds=dict(rounds),
-            barriers=barriers,
-            requests=requests,
-        )
-        _log.info("the state before step %d is offered to newcomers: %d bytes", step, snapshot.nbytes)
-        self._runtime.post(lambda node, now: node.offer_state(snapshot, now))
-
-    def fetch(self) -> StateSnapshot:
-        """Wait for the state of a step, and return it.
-
-        Raises:
-            WaitTimeout: nothing has come for too long; names the ranks that have not answered.
-            NetStormError: the job has failed.
-        """
-        runtime = self._runtime
+def _wait_for_state(runtime: Runtime, future: concurrent.futures.Future[None], begun: float) -> None:
+    limit_s = runtime.settings.wait_for_nodes_s
+    progress, since, reported = -1.0, begun, begun
+    while not concurrent.futures.wait([future], _SLICE_S).done:
         runtime.check()
-        _log.warning("rank %d has joined a job that trains already: it fetches the job's state", runtime.rank)
-        begun = clock.monotonic()
-        found: list[StateSnapshot] = []
-        future, done = future_end()
-        runtime.post(lambda node, now: node.fetch_state(found.append, done, now))
-        self._wait(future, begun)
-        snapshot = found[0]
-        _log.warning(
-            "rank %d has the job's state before step %d: %.1f MB in %.1f s",
-            runtime.rank,
-            snapshot.step,
-            snapshot.nbytes / 1e6,
-            clock.monotonic() - begun,
-        )
-        return snapshot
+        now, fetched = clock.monotonic(), runtime.counters.snapshot().get(_PROGRESS, 0)
+        if fetched != progress:
+            progress, since = fetched, now
+        if now - reported >= _REPORT_S:
+            reported = now
+            _log.warning("still waiting for %s", _waiting_text(runtime))
+        if now - since > limit_s:
+            raise WaitTimeout(
+                f"rank {runtime.rank} has got nothing of the job's state for {limit_s:g} s "
+                f"(NETSTORM_WAIT_FOR_NODES): it waits for {_waiting_text(runtime)}"
+            )
+    future.result()
 
-    def _wait(self, future: concurrent.futures.Future[None], begun: float) -> None:
-        runtime = self._runtime
-        limit_s = runtime.settings.wait_for_nodes_s
-        progress, since, reported = -1.0, begun, begun
-        while not concurrent.futures.wait([future], _SLICE_S).done:
-            runtime.check()
-            now, fetched = clock.monotonic(), runtime.counters.snapshot().get(_PROGRESS, 0)
-            if fetched != progress:
-                progress, since = fetched, now
-            if now - reported >= _REPORT_S:
-                reported = now
-                _log.warning("still waiting for %s", self._waiting_text())
-            if now - since > limit_s:
-                raise WaitTimeout(
-                    f"rank {runtime.rank} has got nothing of the job's state for {limit_s:g} s "
-                    f"(NETSTORM_WAIT_FOR_NODES): it waits for {self._waiting_text()}"
-                )
-        future.result()
 
-    def _waiting_text(self) -> str:
-        text: concurrent.futures.Future[str] = concurrent.futures.Future()
-        self._runtime.post(lambda node, _: text.set_result(node.live.waiting_text()))
-        try:
-            return text.result(timeout=1.0) or "the scheduler"
-        except concurrent.futures.TimeoutError:
-            return "its own I/O thread"
+def _waiting_text(runtime: Runtime) -> str:
+    text: concurrent.futures.Future[str] = concurrent.futures.Future()
+    runtime.post(lambda node, _: text.set_result(node.live.waiting_text()))
+    try:
+        return text.result(timeout=1.0) or "the scheduler"
+    except concurrent.futures.TimeoutError:
+        return "its own I/O thread"
 
 
 # How many local steps this node takes before each exchange: it measures, reports, and gets the answer.
@@ -390,14 +359,13 @@ def collect_from_owners(
         end, done = future_end()
         operation = StatesOperation(
             key=key,
-            number=pushes.pulls,
+            number=pushes.take_pull(),
             pushed=pushes.total,
             destination={},
             with_values=True,
             whole=whole,
             done=done,
         )
-        pushes.pulls += 1
         held.append(operation.destination)
         ends.append(end)
         runtime.submit(operation)

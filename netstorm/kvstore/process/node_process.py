@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
@@ -434,7 +433,7 @@ def start_metrics_server(
             raise WaitTimeout(f"the node has not answered for {_ANSWER_S:g} s") from None
 
     refusals = WebRefusals()
-    page = metrics_page(lambda: metrics(snapshot()), _add_process, refusals.register)
+    page = metrics_page(lambda: metrics(snapshot()), refusals)
     application = access.guard(pages({"/metrics": page}), refusals)
     ports = range(first, min(first + settings.num_workers, 65536))
     try:
@@ -467,8 +466,3 @@ def _snapshot(settings: Settings, driver: Driver[GeneralNode], now: float) -> No
         },
         counters=node.counters.snapshot(),
     )
-
-
-def _add_process(registry: CollectorRegistry) -> None:
-    """Processor time, memory and files of this process, under the names that every client library uses."""
-    ProcessCollector(registry=registry)

@@ -219,7 +219,7 @@ class AsynchronousStore:
         pending.collect_with(collect)
         operation = PushOperation(
             key=key,
-            number=count.total,
+            number=count.take_push(),
             source=source,
             rule=self.rule,
             clock=self._clock,
@@ -228,8 +228,6 @@ class AsynchronousStore:
             priority=priority,
             done=pending.done,
         )
-        count.total += 1
-        count.in_clock += 1
         return self._submit(pending, operation)
 
     def pull(self, name: str, *, rows: Numbers | None = None, priority: int = 0) -> Pending:
@@ -241,7 +239,7 @@ class AsynchronousStore:
         pending.collect_with(lambda: destination.reshape(shape))
         operation = PullOperation(
             key=key,
-            number=count.pulls,
+            number=count.take_pull(),
             pushed=count.total,
             destination=destination,
             least=None if self._staleness == UNBOUNDED else (self._clock or count.total) - self._staleness,
@@ -251,7 +249,6 @@ class AsynchronousStore:
             priority=priority,
             done=pending.done,
         )
-        count.pulls += 1
         return self._submit(pending, operation)
 
     def pull_states(self, name: str) -> tuple[Pending, dict[int, bytes]]:
@@ -261,13 +258,12 @@ class AsynchronousStore:
         found: dict[int, bytes] = {}
         operation = StatesOperation(
             key=key,
-            number=count.pulls,
+            number=count.take_pull(),
             pushed=count.total,
             destination=found,
             whole=self.whole,
             done=pending.done,
         )
-        count.pulls += 1
         return self._submit(pending, operation), found
 
     def clock(self) -> None:

@@ -21,7 +21,7 @@ from netstorm.kvstore.node import GeneralNode, NodeState
 from netstorm.kvstore.operations import Operation, ReceiveOperation, SendOperation
 from netstorm.lab.simulation.memory_network import Timeline
 from netstorm.lab.simulation.process import SimulatedProcess
-from netstorm.protocol.codecs import COLLECTIVE, ROW_SPARSE, row_length
+from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.messages import LossTerms
 
 __all__ = ["Array", "Pending", "SimulatedNode"]
@@ -138,11 +138,7 @@ class SimulatedNode:
 
     def group(self, name: str, members: tuple[int, ...]) -> GroupCalls:
         """Return the calls of a process group that this node is in. Use one object a group."""
-
-        def register(key_name: str, elements: int, ranks: tuple[int, ...]) -> Key:
-            return self.register(key_name, (elements,), "float32", form=COLLECTIVE, members=ranks)
-
-        return GroupCalls(name, members, size=len(self.machine.members), register=register)
+        return GroupCalls(name, members, size=len(self.machine.members), register=self.register)
 
     def call(self, group: GroupCalls, exchange: TensorExchange, timeout_s: float = math.inf) -> Pending:
         """Make the next call of a group. Its value is all segments of the destination, one after the

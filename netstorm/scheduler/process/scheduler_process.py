@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Final
 
 import msgspec
-from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 
 from netstorm import clock
@@ -371,7 +370,7 @@ class StatusServer:
                 "/status.json": QueryPage(
                     "application/json", lambda query: msgspec.json.encode(self.status(query.get("job")))
                 ),
-                "/metrics": metrics_page(self._metrics, _add_process, refusals.register),
+                "/metrics": metrics_page(self._metrics, refusals),
             }
         )
         application = access.guard(application, refusals)
@@ -474,8 +473,3 @@ def open_status_server(
             "NETSTORM_HTTP_PORT=%d is taken: port %d is used instead", settings.http_port, server.port
         )
     return server
-
-
-def _add_process(registry: CollectorRegistry) -> None:
-    """Add processor time, memory and files of this process, under the names that client libraries use."""
-    ProcessCollector(registry=registry)

@@ -35,7 +35,7 @@ show("begins at step", place["step"], "after", kv.averages, "averages")
 try:
     while not (kv.is_averaged and out[2].asnumpy()[0]):
         while WAIT.exists() and not kv.is_averaged:  # until somebody has asked for the state meanwhile
-            if kv._elastic._live.has_newcomers:
+            if kv._elastic.live.has_newcomers:
                 WAIT.unlink(missing_ok=True)
             time.sleep(0.01)
         kv.push(names, [*ones, -asks_for_the_end()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.simulation.node import Pending
-from netstorm.protocol.codecs import COLLECTIVE
 from netstorm.protocol.messages import Member
 from tests.simulated.jobs import examples
 
@@ -35,11 +35,7 @@ class OneTensor:
         return Sites.of(self.members, rank)
 
     def _sums(self, rank: int) -> SiteSums:
-        node = self.cluster.nodes[rank]
-
-        def register(name: str, elements: int, members: tuple[int, ...]) -> Key:
-            return node.register(name, (elements,), "float32", namespace=5, form=COLLECTIVE, members=members)
-
+        register = functools.partial(self.cluster.nodes[rank].register, namespace=5)
         return SiteSums("w", ELEMENTS, np.dtype("float32"), self.sites(rank), register=register)
 
     def begin(self, rank: int, operations: list[Operation]) -> Pending:
@@ -100,4 +96,4 @@ def test_a_sum_of_all_crosses_between_sites_once_each_way_and_a_sites_sum_does_n
 def test_whole_numbers_are_refused():
     sites = Sites.of([Member(0, "host", 1, "a", 0)], 0)
     with pytest.raises(UsageError, match="int32"):
-        SiteSums("w", 1, np.dtype("int32"), sites, register=Key)
+        SiteSums("w", 1, np.dtype("int32"), sites, register=functools.partial(Key, 0))

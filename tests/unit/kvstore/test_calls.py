@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -23,15 +24,15 @@ from netstorm.kvstore.calls import (
 )
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
-from netstorm.protocol.codecs import COLLECTIVE, Element, Reduction
+from netstorm.protocol.codecs import Element, Reduction
 from netstorm.protocol.messages import KeyGrant, Member
 
 
 def calls_of(members: tuple[int, ...], size: int) -> tuple[GroupCalls, list[Key]]:
     keys: list[Key] = []
 
-    def register(name: str, elements: int, ranks: tuple[int, ...]) -> Key:
-        keys.append(Key(0, name, (elements,), "float32", form=COLLECTIVE, members=ranks))
+    def register(*description: Any, **options: Any) -> Key:
+        keys.append(Key(0, *description, **options))
         return keys[-1]
 
     return GroupCalls("g", members, size=size, register=register), keys
@@ -107,11 +108,7 @@ def ignore(_: object) -> None: ...
 
 def group(positions: CallPositions, members: tuple[int, ...] = (0, 1, 2)) -> GroupCalls:
     name = "".join(map(str, members))
-
-    def register(key: str, elements: int, ranks: tuple[int, ...]) -> Key:
-        return Key(0, key, (elements,), "float32", form=COLLECTIVE, members=ranks)
-
-    calls = GroupCalls(name, members, size=3, register=register)
+    calls = GroupCalls(name, members, size=3, register=functools.partial(Key, 0))
     positions.add(calls)
     return calls
 
@@ -180,9 +177,9 @@ class Registered:
         self.calls = TensorCalls("group/codecs 0", members, size=3, register=self._register)
         positions.add(self.calls)
 
-    def _register(self, name: str, shape: tuple[int, ...], form: int, members: tuple[int, ...]) -> Key:
+    def _register(self, name: str, *description: Any, **options: Any) -> Key:
         assert name not in self.keys
-        self.keys[name] = Key(0, name, shape, "float32", form=form, members=members)
+        self.keys[name] = Key(0, name, *description, **options)
         return self.keys[name]
 
     def sum(self, tensor: str, codec: str = "int8") -> list[int]:

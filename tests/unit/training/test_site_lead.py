@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -17,39 +18,21 @@ VALUES = [np.zeros(3, np.float32)]
 TENSORS = [SiteTensor("w", 3, np.dtype("float32"))]
 
 
-class Submitting:
-    """A runtime whose operations a test ends."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.submitted: list[Operation] = []
-
-    def register(
-        self,
-        namespace: int,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: str,
-        *,
-        form: int = 0,
-        members: tuple[int, ...] = (),
-    ) -> Key:
-        return Key(namespace, name, shape, dtype, form=form, members=members)
-
-    def submit(self, operation: Operation) -> None:
-        self.submitted.append(operation)
+def lead_of(rank: int) -> tuple[SiteLead, list[Operation]]:
+    """Return the lead of a rank's site, and the operations that it begins."""
+    submitted: list[Operation] = []
+    sites = Sites(names=("a", "b"), ranks=((0, 1, 2), (3,)), mine=int(rank == 3), rank=rank)
+    register = functools.partial(Key, 0)
+    return SiteLead(TENSORS, sites, register=register, submit=submitted.append, elastic=True), submitted
 
 
 class Site:
     """The site of ranks 0, 1 and 2 as one of them sees it; its operations end when a test says so."""
 
     def __init__(self, rank: int) -> None:
-        runtime = Submitting(rank)
-        self.submitted = runtime.submitted
+        self.lead, self.submitted = lead_of(rank)
         self.ends: list[Exception | None] = []
         self.pulls: list[Done] = []
-        sites = Sites(names=("a", "b"), ranks=((0, 1, 2), (3,)), mine=0, rank=rank)
-        self.lead = SiteLead(runtime, 0, TENSORS, sites, elastic=True)
 
     def sum(self) -> None:
         """Begin a sum."""
@@ -162,9 +145,7 @@ def test_an_error_ends_what_was_begun(begin: Callable[[Site], None]) -> None:
 
 
 def test_a_rank_that_is_alone_leads_and_shares_with_nobody() -> None:
-    runtime = Submitting(3)
-    sites = Sites(names=("a", "b"), ranks=((0, 1, 2), (3,)), mine=1, rank=3)
-    lead = SiteLead(runtime, 0, TENSORS, sites, elastic=True)
+    lead, submitted = lead_of(3)
     ends: list[Exception | None] = []
     pulls: list[Done] = []
     lead.sum(VALUES, "gradients of w", 0, ends.append)
@@ -172,4 +153,4 @@ def test_a_rank_that_is_alone_leads_and_shares_with_nobody() -> None:
     pulls[0](None)
     assert lead.leads
     assert ends == [None, None]
-    assert runtime.submitted == []
+    assert submitted == []

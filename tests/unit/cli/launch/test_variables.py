@@ -2,17 +2,24 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.cli.launch.variables import HostPlace, Master, given_or, places, port_beside, torch_variables
+from netstorm.cli.launch.variables import Master, given_or, port_beside, variables_of_nodes
+
+
+def of_nodes(hosts, master=None):
+    return variables_of_nodes(hosts, [None] * len(hosts), scheduler="s", port=None, master=master)
 
 
 def test_ranks_are_counted_on_each_host():
-    found = [(one.local_rank, one.local_size) for one in places(["a", "b", "a", "a"])]
-    assert found == [(0, 3), (0, 1), (1, 3), (2, 3)]
+    local = [(own["LOCAL_RANK"], own["LOCAL_WORLD_SIZE"]) for own in of_nodes(["a", "b", "a", "a"])]
+    assert local == [(0, 3), (0, 1), (1, 3), (2, 3)]
 
 
 def test_without_an_address_of_rank_0_pytorch_gets_ranks_alone():
-    place = HostPlace(local_rank=0, local_size=1)
-    assert torch_variables(rank=1, size=3, place=place, master=None) == {
+    assert of_nodes(["a", "b", "c"])[1] == {
+        "DMLC_ROLE": "worker",
+        "DMLC_PS_ROOT_URI": "s",
+        "DMLC_NUM_WORKER": 3,
+        "NETSTORM_RANK": 1,
         "RANK": 1,
         "WORLD_SIZE": 3,
         "LOCAL_RANK": 0,
