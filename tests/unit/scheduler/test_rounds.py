@@ -289,10 +289,10 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=40)
+TestAnyOrder.settings = settings(max_examples=settings().max_examples, stateful_step_count=40)
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(0, 2**32), st.integers(1, 8))
 def test_every_rank_sees_one_version_for_each_round_in_whole_jobs_too(seed, ranks):
     """Through the whole machine: random interleavings of ranks that train three keys, and of new policies."""
