@@ -18,11 +18,18 @@ make_venv "${EXTRAS:-mxnet,torch,dev}"
 PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile NetStorm anew
 
+mypy >.venv/mypy.txt 2>&1 & # keeps one core busy for as long as the others need
+mypy=$!
+trap 'kill "$mypy" 2>/dev/null || true' EXIT
 step ruff check .
 step ruff format --check .
-step mypy
 step lint-imports
 step python scripts/house.py
-# By file, since the tests of a module share what is dear to start; tests/conftest.py says which files begin. Three at
+printf '\n== mypy\n'
+wait "$mypy" && code=0 || code=$?
+trap - EXIT
+cat .venv/mypy.txt
+[ "$code" = 0 ] || exit "$code"
+# By file, since the tests of a module share what is dear to start; tests/conftest.py says which files begin. Four at
 # a time keep two cores busy, since many wait.
-step pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
+step pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
