@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections import Counter
@@ -111,3 +112,13 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for variable in os.environ.keys() & {declaration.variable for declaration in declarations().values()}:
         monkeypatch.delenv(variable)
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """Undo what a runtime or a scheduler within a test has set: what is logged is asked by others."""
+    logger = logging.getLogger("netstorm")
+    level = logger.level
+    yield
+    if logger.level != level:
+        logger.setLevel(level)
