@@ -76,10 +76,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -_seconds(item.path))
 
 
+def pytest_collection() -> None:
+    """Look for no garbage while modules are imported."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Spare what has been imported from collections of garbage: frameworks bring a million objects."""
-    gc.collect()
+    """Never look for garbage in what has been imported: frameworks bring a million objects."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
