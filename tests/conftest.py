@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,13 +44,14 @@ settings.load_profile(
 
 
 _SECONDS = {
-    "wan": 130,  # its files wait for each other
-    "integration/failures/test_liveness.py": 90,
+    "wan": 130,  # its tests run one after the other
+    "integration/failures/test_liveness.py": 40,
     "integration/test_examples.py": 300,
     "integration/test_race.py": 240,
     "integration/test_benchmarks.py": 240,
     "integration/elastic": 150,
-    "integration/torch/test_collectives.py": 60,
+    "integration/launch/test_with_scheduler.py": 70,
+    "integration/torch/test_take_over.py": 70,
     "integration/mxnet": 50,
     "integration/torch": 50,
     "integration/docs": 40,
@@ -85,6 +87,19 @@ def pytest_collection_finish() -> None:
     """Never look for garbage in what has been imported: frameworks bring a million objects."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests of `wan` to one worker: they would wait for each other."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return "tests/wan" if scope.startswith("tests/wan/") else scope
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -281,7 +281,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self):
-        for number, table in self.consistency._tables.items():
+        for number, table in self.consistency.tables.items():
             behind = min(self.next_round.get((rank, number), 0) for rank in range(self.ranks))
             ahead = max(self.next_round.get((rank, number), 0) for rank in range(self.ranks))
             assert len(table.open) <= ahead - behind
@@ -345,7 +345,7 @@ def begin(consistency, rank, *rounds):
 
 def complete(consistency, key=0):
     """Return the last round that nobody has still to begin."""
-    return consistency._tables[key].complete
+    return consistency.tables[key].complete
 
 
 def test_a_rank_that_has_left_is_waited_for_no_more():
