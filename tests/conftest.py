@@ -94,7 +94,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give all tests of `wan` to one worker: they would wait for each other."""
     from xdist.scheduler import LoadFileScheduling
 
-    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             scope: str = super()._split_scope(nodeid)
             return "tests/wan" if scope.startswith("tests/wan/") else scope

@@ -9,14 +9,13 @@ import atexit
 import importlib
 import json
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tests.integration.fork_server import serve
+from tests.integration.torch.forked_scheduler import fork_schedulers
 
 _IMPORTED_BY_DDP = "torch._dynamo.utils"
 """With 800 modules, when the first model is wrapped: 1.2 s of processor time."""
@@ -28,30 +27,9 @@ def main() -> None:
 
     importlib.import_module("netstorm.frontends.torch.elastic")
     importlib.import_module(_IMPORTED_BY_DDP)
-    for name in ("cli.main", "cli.scheduler", "scheduler.process.scheduler_process"):
-        importlib.import_module(f"netstorm.{name}")
-    startup = importlib.import_module("netstorm.frontends.torch.startup")
-    vars(startup)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": fork_netstorm})
+    fork_schedulers()
     torch.set_num_threads(1)
     serve(_run, _import_program)
-
-
-def fork_netstorm(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start the scheduler that rank 0 starts, without a new interpreter: that takes half a second."""
-
-    def run() -> None:
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # whoever waits for the command to begin goes on, too
-        os.environ.clear()
-        os.environ.update(env)
-        code: Any = 1
-        try:
-            importlib.import_module("netstorm.cli.main").app(command[3:], prog_name="netstorm")
-        except SystemExit as end:
-            code = end.code
-        sys.stderr.flush()
-        os._exit(code or 0)
-
-    return subprocess.Popen(command, preexec_fn=run, **options)  # noqa: PLW1509 -- no thread holds a lock now
 
 
 def _import_program(request: dict[str, Any]) -> Any:
