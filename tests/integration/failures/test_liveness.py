@@ -9,10 +9,10 @@ from pathlib import Path
 from tests.integration.failures.scripts import start, start_plain
 from tests.integration.jobs import Job
 
-BUSY_S = 3
+BUSY_S = 4
 """A process that did not run for 2 s says so."""
 SHORT = {"PS_HEARTBEAT_INTERVAL": 0.25, "PS_HEARTBEAT_TIMEOUT": 1, "NETSTORM_LINK_TIMEOUT": 1}
-"""Each is at most a third of BUSY_S."""
+"""Each is a quarter of BUSY_S."""
 
 STOPPED_S = 2
 """Twice each of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from dataclasses import replace
@@ -290,8 +291,7 @@ def check_feasible(network: Network, policy: Policy, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("scheme", FORMED_FEASIBLE)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("nbytes", [100_000, 40 * MB])
+@pytest.mark.parametrize(("family", "nbytes"), list(zip(FAMILIES, itertools.cycle([100_000, 40 * MB]))))
 def test_a_scheme_s_policy_is_feasible_and_no_faster_than_physics(scheme, family, nbytes):
     network = generate(family, 7, 5)
     policy = SCHEMES[scheme](network, Options(tensors=(nbytes,))).policy(0)
