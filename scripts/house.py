@@ -107,9 +107,9 @@ def main() -> int:
 
 
 @functools.cache
-def parsed(path: Path) -> ast.Module:
+def _parsed(text: str) -> ast.Module:
     """Return a module's syntax tree."""
-    return ast.parse(path.read_text())
+    return ast.parse(text)
 
 
 @functools.cache
@@ -132,7 +132,7 @@ def check_code(report: Report) -> None:
             folder.lines += lines
             folder.longest = max(folder.longest, (lines, path.name))
             if top != "tests":
-                _check_functions(report, name, parsed(path))
+                _check_functions(report, name, _parsed(text))
 
 
 def _check_functions(report: Report, name: str, tree: ast.Module) -> None:
@@ -159,7 +159,7 @@ def import_graph() -> nx.DiGraph[str]:
     paths = modules()
     graph: nx.DiGraph[str] = nx.DiGraph()
     for name, path in paths.items():
-        imported = _imported(parsed(path), paths)
+        imported = _imported(_parsed(path.read_text()), paths)
         graph.add_edges_from((name, other) for other in imported if other in paths and other != name)
     return graph
 
@@ -186,10 +186,11 @@ def check_classes(report: Report) -> None:
     """Measure rooms; find names that stand twice, and classes that are one with what constructs them."""
     trees: dict[str, ast.Module] = {}
     for name, path in modules().items():
-        trees[name] = parsed(path)
+        text = path.read_text()
+        trees[name] = _parsed(text)
         room = "/".join(path.relative_to(ROOT).parent.parts[:2])
         files, lines = report.rooms.get(room, (0, 0))
-        report.rooms[room] = files + 1, lines + path.read_text().count("\n")
+        report.rooms[room] = files + 1, lines + text.count("\n")
     homes: defaultdict[str, list[str]] = defaultdict(list)
     for name, tree in trees.items():
         for node in _nodes(tree):
