@@ -48,7 +48,7 @@ what headers add in a round of megabytes."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and return the exit code: 1 if a codec sends more than it may, 2 if it cannot begin."""
-    options = _options(arguments)
+    options = parse_options(arguments)
     stop_on_sigterm()
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in options.codecs}
     results: dict[str, Any] = {"machine": describe_machine(), "options": _plain(options)}
@@ -166,7 +166,8 @@ def _plain(options: argparse.Namespace) -> dict[str, Any]:
     return {"network": str(options.network), **{name: getattr(options, name) for name in kept}}
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the command line asks for."""
     parser = argparse.ArgumentParser(
         prog="netstorm bench compression",
         description="Bytes and times of rounds under codecs, beside float32.",

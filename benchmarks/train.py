@@ -60,7 +60,7 @@ _SHAPES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train with each system, and return the exit code."""
-    options = _options(arguments)
+    options = parse_options(arguments)
     stop_on_sigterm()
     results: dict[str, Any] = {
         "network": str(options.network),
@@ -102,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the command line asks for."""
     parser = argparse.ArgumentParser(
         prog="netstorm bench train",
         description="Training on an emulated network, one system after the other.",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -105,6 +106,18 @@ def main() -> int:
     return 1 if report.problems else 0
 
 
+@functools.cache
+def _parsed(text: str) -> ast.Module:
+    """Return a module's syntax tree."""
+    return ast.parse(text)
+
+
+@functools.cache
+def _nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return a tree's nodes: to walk it takes longer than to parse it."""
+    return tuple(ast.walk(tree))
+
+
 def check_code(report: Report) -> None:
     """Measure folders, modules and functions; those of commands have a parameter for each option."""
     for top in (*CODE, "tests"):
@@ -119,11 +132,11 @@ def check_code(report: Report) -> None:
             folder.lines += lines
             folder.longest = max(folder.longest, (lines, path.name))
             if top != "tests":
-                _check_functions(report, name, ast.parse(text))
+                _check_functions(report, name, _parsed(text))
 
 
 def _check_functions(report: Report, name: str, tree: ast.Module) -> None:
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _declares_a_command(node):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             report.functions.append((lines, f"{name}: {node.name}()"))
@@ -146,7 +159,7 @@ def import_graph() -> nx.DiGraph[str]:
     paths = modules()
     graph: nx.DiGraph[str] = nx.DiGraph()
     for name, path in paths.items():
-        imported = _imported(ast.parse(path.read_text()), paths)
+        imported = _imported(_parsed(path.read_text()), paths)
         graph.add_edges_from((name, other) for other in imported if other in paths and other != name)
     return graph
 
@@ -161,7 +174,7 @@ def modules() -> dict[str, Path]:
 
 
 def _imported(tree: ast.Module, paths: dict[str, Path]) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names if one.name in paths)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -174,13 +187,13 @@ def check_classes(report: Report) -> None:
     trees: dict[str, ast.Module] = {}
     for name, path in modules().items():
         text = path.read_text()
-        trees[name] = ast.parse(text)
+        trees[name] = _parsed(text)
         room = "/".join(path.relative_to(ROOT).parent.parts[:2])
         files, lines = report.rooms.get(room, (0, 0))
         report.rooms[room] = files + 1, lines + text.count("\n")
     homes: defaultdict[str, list[str]] = defaultdict(list)
     for name, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in _nodes(tree):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(name)
     homonyms = {name: where for name, where in sorted(homes.items()) if len(where) > 1}
@@ -209,7 +222,7 @@ def _find_makers(report: Report, trees: dict[str, ast.Module], home: dict[str, s
 
 def _find_callbacks(report: Report, trees: dict[str, ast.Module], home: dict[str, str]) -> None:
     for name, tree in trees.items():
-        for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for owner in (node for node in _nodes(tree) if isinstance(node, ast.ClassDef)):
             methods = _methods(owner)
             for made, call in _constructions(owner, home):
                 values = (*call.args, *(keyword.value for keyword in call.keywords))
@@ -222,7 +235,7 @@ def _find_callbacks(report: Report, trees: dict[str, ast.Module], home: dict[str
 
 def _constructions(tree: ast.AST, home: dict[str, str]) -> Iterator[tuple[str, ast.Call]]:
     """Yield the calls of classes, with their names: these are unique, so imports need not be followed."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Call):
             function = node.func.value if isinstance(node.func, ast.Subscript) else node.func
             called = ast.unparse(function).rpartition(".")[2]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests that train for real and run whole benchmarks: about 30 minutes on two cores, beside scripts/test.sh.
+# The tests that train for real and run whole benchmarks: about 25 minutes on two cores, beside scripts/test.sh.
 #
 #   scripts/test_slow.sh [PYTEST ARGUMENT...]
 #

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,7 +28,7 @@ settings.register_profile(
     "ci",
     deadline=None,
     derandomize=True,
-    max_examples=50,
+    max_examples=25,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
@@ -41,13 +44,14 @@ settings.load_profile(
 
 
 _SECONDS = {
-    "wan": 130,  # its files wait for each other
-    "integration/failures/test_liveness.py": 90,
+    "wan": 130,  # its tests run one after the other
+    "integration/failures/test_liveness.py": 40,
     "integration/test_examples.py": 300,
     "integration/test_race.py": 240,
     "integration/test_benchmarks.py": 240,
     "integration/elastic": 150,
-    "integration/torch/test_collectives.py": 60,
+    "integration/launch/test_with_scheduler.py": 70,
+    "integration/torch/test_take_over.py": 70,
     "integration/mxnet": 50,
     "integration/torch": 50,
     "integration/docs": 40,
@@ -72,6 +76,30 @@ def _seconds(path: Path) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest; the order of others stays as it is."""
     items.sort(key=lambda item: -_seconds(item.path))
+
+
+def pytest_collection() -> None:
+    """Look for no garbage while modules are imported."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Never look for garbage in what has been imported: frameworks bring a million objects."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests of `wan` to one worker: they would wait for each other."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return "tests/wan" if scope.startswith("tests/wan/") else scope
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -102,5 +130,15 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the developer's own DMLC_* and NETSTORM_* variables out of the tests."""
     from netstorm.settings import declarations
 
-    for declaration in declarations().values():
-        monkeypatch.delenv(declaration.variable, raising=False)
+    for variable in os.environ.keys() & {declaration.variable for declaration in declarations().values()}:
+        monkeypatch.delenv(variable)
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """Undo what a runtime or a scheduler within a test has set: what is logged is asked by others."""
+    logger = logging.getLogger("netstorm")
+    level = logger.level
+    yield
+    if logger.level != level:
+        logger.setLevel(level)

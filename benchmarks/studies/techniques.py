@@ -41,7 +41,7 @@ _KEPT: Final = ("system", "parameters", "settings", "error")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure on the WAN if asked to, print the table, and return the exit code."""
-    options, further = _options(arguments)
+    options, further = parse_options(arguments)
     accuracy = json.loads(options.accuracy.read_text())
     code = 0
     if options.network is not None:
@@ -249,7 +249,8 @@ def _load(row: Mapping[str, Any]) -> str:
     return f"{min(loads):.0f} to {max(loads):.0f}"
 
 
-def _options(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def parse_options(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Return what the command line asks for, and the options of `netstorm bench train`."""
     parser = argparse.ArgumentParser(
         description="Time to accuracy of techniques; further options are those of netstorm bench train."
     )

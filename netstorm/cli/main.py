@@ -7,6 +7,7 @@ of `MODULES`, where that says. The function's parameters are its options, as typ
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType, ModuleType
@@ -71,6 +72,7 @@ class LazyGroup(TyperGroup):
         return name, _load(name), rest
 
 
+@functools.cache
 def _load(name: str | None) -> Any:
     if name is None:  # typer has found no such subcommand, and says so itself
         return None

@@ -337,6 +337,7 @@ class WaitingConnections:
 
     Attributes:
         port: on which they were accepted.
+        most: that may be kept.
     """
 
     def __init__(
@@ -358,7 +359,7 @@ class WaitingConnections:
         self.port = 0
         self._refusals: Final = refusals
         self._limit_s: Final = limit_s
-        self._most = descriptor_share()
+        self.most = descriptor_share()
         self._most_announcing: Final = max(16, _ANNOUNCED_BYTES // max_message_bytes)
         self._random: Final = rng or random.Random()
         self._entries: Final[dict[int, _GuardedConnection]] = {}
@@ -385,9 +386,9 @@ class WaitingConnections:
         entry = _GuardedConnection(descriptor, sender, now)
         self._put(entry, _Stage.SILENT)
         ours = self._groups[entry.group]
-        if _size(ours) > max(1, self._most // 2):
+        if _size(ours) > max(1, self.most // 2):
             self._evict(ours, "from its address", now)
-        elif len(self._entries) > self._most:
+        elif len(self._entries) > self.most:
             self._evict(max(self._groups.values(), key=_size), "here", now)
 
     def knows(self, connection: Connection) -> bool:

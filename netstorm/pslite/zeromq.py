@@ -63,7 +63,11 @@ _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 
 
 class ZmqVan:
-    """Moves frames over TCP. Implements `Van`; all methods but `wake` belong to one thread."""
+    """Moves frames over TCP. Implements `Van`; all methods but `wake` belong to one thread.
+
+    Attributes:
+        waiting: connections of others that have no session.
+    """
 
     def __init__(
         self,
@@ -112,6 +116,7 @@ class ZmqVan:
             link_timeout_s=link_timeout_s,
             max_message_bytes=largest,
         )
+        self.waiting: Final = self._guard.waiting
         self.memory: Final = SharedPayloads(counters, most_bytes=max_message_bytes)
         """Of payloads between processes of this machine."""
         self._reader: Final = ZmqReader(Drops(counters), self._guard, self.memory)
@@ -249,18 +254,18 @@ class ZmqVan:
         """
         self.memory.closed(connection)
         if connection < 0:
-            self._guard.waiting.left(connection, clock.monotonic())
+            self.waiting.left(connection, clock.monotonic())
         link = self._links.pop(connection, None)
         if link is not None:
             self._close_link(link, 0)
 
     def admit(self, connection: Connection) -> None:
         """See `Transmitter`."""
-        self._guard.waiting.admitted(connection)
+        self.waiting.admitted(connection)
 
     def refuse(self, connection: Connection, reason: str) -> None:
         """See `Transmitter`."""
-        self._guard.waiting.refuse(connection, "message", reason, clock.monotonic())
+        self.waiting.refuse(connection, "message", reason, clock.monotonic())
 
     def poll(self, timeout_s: float) -> list[VanEvent]:
         """Wait for events, at most `timeout_s`; return a bounded number of those that have happened."""
@@ -270,14 +275,14 @@ class ZmqVan:
             timeout_s = min(timeout_s, soonest - clock.monotonic())
         if self._reader or self._events:
             timeout_s = 0.0
-        self._descriptors.poll(self._guard.waiting.until_check(timeout_s))
+        self._descriptors.poll(self.waiting.until_check(timeout_s))
         if self._not_up:
             self._break_overdue()
         self._events += self._guard.expelled()
         self._reader.read(self._events, _MESSAGES_AT_ONCE)
         self._events += self._reader.take_ended()
-        if self._guard.waiting and not self._reader:
-            self._guard.waiting.check(clock.monotonic())
+        if self.waiting and not self._reader:
+            self.waiting.check(clock.monotonic())
         events, self._events = self._events, []
         return events
 

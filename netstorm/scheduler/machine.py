@@ -628,6 +628,9 @@ class SchedulerMachine:
         # Without nodes, the last line that the process prints is enough.
         _log.log(logging.ERROR if waiting else logging.DEBUG, "the job ends: %s", failure.reason)
         self._outbox.send(waiting, failure)
+        if self.job is not None:
+            for rank in list(self.job.members.liveness.ended.certain):  # they hear nothing, and never leave
+                self._rank_left(rank, now)
 
     def _receive_at_the_end(self, peer: Peer, rank: int, message: m.Message, now: float) -> None:
         """Handle a member's message after the job has ended: it leaves, or has not heard how."""

@@ -398,7 +398,11 @@ class Liveness:
 
 
 class EndedProcesses:
-    """The signs that processes of one job have ended."""
+    """The signs that processes of one job have ended.
+
+    Attributes:
+        certain: ranks that have certainly ended, as `take` has said.
+    """
 
     def __init__(self, last_word_s: float) -> None:
         """Begin without any. `last_word_s`: how long a process that has ended is not lost yet, since somebody
@@ -411,9 +415,11 @@ class EndedProcesses:
         """Ranks whose connection to the scheduler is gone."""
         self._lost_at: Final[dict[int, float]] = {}
         """By rank of which there are both signs."""
+        self.certain: Final[set[int]] = set()
 
     def heard(self, rank: int) -> None:
         """Record a sign of life, or that the rank is not watched any more."""
+        self.certain.discard(rank)
         if self._disconnected or self._refused:
             self._disconnected.discard(rank)
             self._refused.pop(rank, None)
@@ -439,6 +445,7 @@ class EndedProcesses:
             if now >= lost_at:
                 text = f"its process has ended: its connections have ended, and {self._refused[rank]}"
                 self.heard(rank)
+                self.certain.add(rank)
                 return rank, text
         return None
 

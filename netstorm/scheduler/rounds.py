@@ -158,13 +158,17 @@ class _Table:
 
 
 class Consistency:
-    """Bindings of all keys."""
+    """Bindings of all keys.
+
+    Attributes:
+        tables: those of each key, by its number.
+    """
 
     def __init__(self, ranks: int, version: int) -> None:
         """Begin with `ranks` nodes and the policy version in force."""
         self._ranks: Final = ranks
         self._version = version
-        self._tables: dict[int, _Table] = {}
+        self.tables: Final[dict[int, _Table]] = {}
         self._absent = 0
         """Bit set of the ranks that begin no rounds: they are not in the job, or silent."""
         self._left = 0
@@ -181,8 +185,8 @@ class Consistency:
 
     def add_key(self, key: int, spec: KeySpec) -> None:
         """Add a key: its first rounds run under the present version. Adding it twice does no harm."""
-        if key not in self._tables:
-            self._tables[key] = self._new_table(spec, [(0, self._version)])
+        if key not in self.tables:
+            self.tables[key] = self._new_table(spec, [(0, self._version)])
 
     def restore(self, key: int, spec: KeySpec, rows: Iterable[tuple[int, int]], granted: int) -> None:
         """Go on where another process stopped.
@@ -193,7 +197,7 @@ class Consistency:
             rows: its (first round, version), by round.
             granted: no round beyond this one was granted.
         """
-        self._tables[key] = table = self._new_table(spec, list(rows))
+        self.tables[key] = table = self._new_table(spec, list(rows))
         table.granted, table.restored = granted, True
 
     def _new_table(self, spec: KeySpec, rows: list[tuple[int, int]]) -> _Table:
@@ -212,18 +216,18 @@ class Consistency:
         rounds.
         """
         self._version = version
-        for table in self._tables.values():
+        for table in self.tables.values():
             start = table.granted + 1
             while table.rows and table.rows[-1][0] >= start:  # no rank knows of that row
                 table.rows.pop()
             table.rows.append((start, version))
-        return {key: table.granted + 1 for key, table in self._tables.items()}
+        return {key: table.granted + 1 for key, table in self.tables.items()}
 
     def without(self, rank: int) -> None:
         """Wait no more for a rank to begin rounds."""
         self._absent |= 1 << rank
         self._left |= 1 << rank
-        for table in self._tables.values():
+        for table in self.tables.values():
             table.late.pop(rank, None)
             for begun in table.open.values():
                 begun.without(rank)
@@ -236,8 +240,8 @@ class Consistency:
         self._absent &= ~(1 << rank)
         self._silent &= ~(1 << rank)
         for key, start in starts.items():
-            if not self._tables[key].of_some:
-                self._tables[key].late[rank] = start
+            if not self.tables[key].of_some:
+                self.tables[key].late[rank] = start
 
     def begin_view(self, version: int, silent: Iterable[int] = ()) -> None:
         """Let everything that was bound to an earlier policy run under that of a new view.
@@ -255,7 +259,7 @@ class Consistency:
         Raises:
             ProtocolViolation: a round that no correct node can have begun.
         """
-        table, round = self._tables[event.key], event.round
+        table, round = self.tables[event.key], event.round
         if not table.everybody >> rank & 1:
             raise ProtocolViolation(
                 f"rank {rank} says that it has begun a round of key {event.key}, of others"
@@ -276,7 +280,7 @@ class Consistency:
         """Record that a rank has begun a round, which `check` allows. That grants it those that it may begin
         before it is complete.
         """
-        table, round = self._tables[event.key], event.round
+        table, round = self.tables[event.key], event.round
         if table.restored and round - table.under_way > table.complete:
             table.complete = round - table.under_way
             table.open = {other: begun for other, begun in table.open.items() if other > table.complete}
@@ -299,13 +303,13 @@ class Consistency:
 
     def granted(self, key: int) -> int:
         """Return the last round of a key that some rank has been granted."""
-        return self._tables[key].granted
+        return self.tables[key].granted
 
     def version_of(self, key: int, round: int) -> int | None:
         """Return the version that a round is bound to; None: all ranks have begun later ones, and it is not
         remembered, or none has been granted it.
         """
-        table = self._tables[key]
+        table = self.tables[key]
         if round > table.granted:
             return None
         versions = [version for start, version in table.rows if start <= round]
@@ -313,11 +317,11 @@ class Consistency:
 
     def is_complete(self, key: int, round: int) -> bool:
         """Return whether every rank is known to have completed a round."""
-        return round <= self._tables[key].complete - self._tables[key].under_way
+        return round <= self.tables[key].complete - self.tables[key].under_way
 
     def bindings(self, key: int, round: int) -> list[Binding]:
         """Return the bindings of a key from `round` on. Later answers only add to them."""
-        table = self._tables[key]
+        table = self.tables[key]
         after = [index for index, (start, _) in enumerate(table.rows) if start > round]
         first = max(0, (after[0] if after else len(table.rows)) - 1)
         # What is forgotten was bound before this view, and runs under its policy, unless all ranks have it.
@@ -346,7 +350,7 @@ class Consistency:
     def versions_in_use(self) -> set[int]:
         """Return the versions that some rank may still have to be told, and the present one."""
         used = {self._version} if self._view_version < 0 else {self._version, self._view_version}
-        return used.union(version for table in self._tables.values() for _, version in table.rows)
+        return used.union(version for table in self.tables.values() for _, version in table.rows)
 
 
 def under_way_of(spec: KeySpec) -> int:

@@ -22,6 +22,16 @@ def netstorm_forker() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def torch_forker() -> Iterator[Forker]:
+    """The process that ranks with PyTorch are forked from: it is no test's to clean up."""
+    if find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    with Forker("tests.integration.torch.forker", variables) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
 def mxnet_forker() -> Iterator[None]:
     """The process that nodes with MXNet are forked from: it is no test's to clean up."""
     if find_spec("mxnet") is None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -20,6 +19,8 @@ EXAMPLE = ROOT / "examples" / "alexnet_fashion.py"
 
 def write_files(folder: Path, train: int, test: int) -> None:
     """Write the four IDX files."""
+    from sklearn.datasets import load_digits  # takes a second
+
     digits = load_digits()
     images = np.kron(digits.images * 15, np.ones((1, 4, 4)))[:, 2:-2, 2:-2].astype(np.uint8)
     for part, rows in (("train", slice(0, train)), ("t10k", slice(train, train + test))):

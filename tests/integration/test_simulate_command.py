@@ -50,7 +50,7 @@ def test_a_limit_that_nothing_keeps_leaves_no_result_and_says_so(tmp_path):
 
 def test_an_interrupt_prints_what_is_done_and_leaves_no_process(tmp_path):
     file = tmp_path / "out.json"
-    arguments = ["--nodes", "9", "--seeds", "5000", "--topology", "star,fapt", "--json", str(file)]
+    arguments = ["--nodes", "4", "--seeds", "5000", "--topology", "star,fapt", "--json", str(file)]
     process = subprocess.Popen(
         [*COMMAND, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

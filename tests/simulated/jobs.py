@@ -264,8 +264,8 @@ def nothing_was_amiss(cluster):
 
 
 def examples(count):
-    """Return the settings of a test of so many examples; the profile `nightly` runs 40 times as many."""
-    return settings(max_examples=count * settings().max_examples // 50)
+    """Return the settings of a test of so many examples; the profile `nightly` runs 80 times as many."""
+    return settings(max_examples=count * settings().max_examples // 25)
 
 
 def on_messages(cluster, kind, action):

@@ -38,6 +38,7 @@ __all__ = [
     "open_tun",
     "raise_priority",
     "read_entry",
+    "registry_lock",
     "remove",
     "remove_stale",
     "running",
@@ -222,7 +223,7 @@ class NameClaim:
             UsageError: a network of that name is up.
         """
         self.name: Final = name
-        with _registry_lock():
+        with registry_lock():
             _remove_stale()
             FOLDER.mkdir(mode=0o700, exist_ok=True)
             if _is_locked(_file(name)):
@@ -239,7 +240,7 @@ class NameClaim:
 
     def release(self) -> None:
         """Release the name, after everything else is removed."""
-        with _registry_lock():
+        with registry_lock():
             for path in (_file(self.name), socket_path(self.name)):
                 path.unlink(missing_ok=True)
             os.close(self._descriptor)
@@ -284,7 +285,7 @@ def remove_stale() -> list[str]:
     """Remove what crashed networks have left, and return their names."""
     if not FOLDER.is_dir() and not existing(PREFIX):
         return []
-    with _registry_lock():
+    with registry_lock():
         return _remove_stale()
 
 
@@ -325,7 +326,8 @@ def _is_locked(path: Path) -> bool:
 
 
 @contextmanager
-def _registry_lock() -> Iterator[None]:
+def registry_lock() -> Iterator[None]:
+    """Keep all others from looking for a name that is free, on this machine."""
     # Only who may open a file can lock it. It is never removed, so that all lock the same one.
     descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -15,7 +16,6 @@ from netstorm.topology import schemes
 from tests.integration.docs.pages import Block, blocks
 from tests.integration.forking import ForkedProcess, Forker
 from tests.integration.jobs import Ended, Job
-from tests.integration.torch.ranks import torch_forker
 
 _PYTHON: Final = blocks("python")
 _PROGRAM: Final = "tests.integration.docs.block_program"
@@ -31,68 +31,61 @@ def framework_of(block: Block) -> str:
     return next((name for name, words in _FRAMEWORK.items() if re.search(words, text)), "plain")
 
 
-class BlockRunner:
-    """Runs blocks, each in a process of its own that is the only node of a job of its own."""
+_NUMBERS: Final = itertools.count(1)
+"""Of the processes of a job."""
 
-    def __init__(self, job: Job, forker: Forker) -> None:
-        self._job = job
-        self._forker = forker
-        self._number = 0
 
-    def run(self, block: Block, folder: Path) -> Ended:
-        """Run a block in a folder; the pages' `/shared` is in it, too."""
-        self._number += 1
-        framework = framework_of(block)
-        arguments: dict[str, Any] = {
-            "framework": framework,
-            "page": block.page,
-            "line": block.line,
-            "before": block.before.replace("/shared/", f"{folder}/"),
-            "text": block.text.replace("/shared/", f"{folder}/"),
-            "folder": str(folder),
-        }
-        variables: dict[str, Any] = {
-            "NETSTORM_JOB": f"{Path(block.page).stem}-{block.line}",
-            "DMLC_NUM_WORKER": "1",
-        }
-        if re.search(r"\belastic\.init|kv\.attach_", arguments["before"] + arguments["text"]):
-            variables["NETSTORM_ELASTIC"] = "1:2"
-        if framework == "mxnet":
-            script = f"from {_PROGRAM} import run_block\nrun_block(**{arguments!r})\n"
-            self._job.start(self._number, script, **variables, NETSTORM_RANK=0)
-            return self._job.end(self._number)
-        host, _, port = self._job.address.rpartition(":")
-        rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        files = {name: str(folder.with_name(f"{folder.name}-{name}")) for name in ("out", "err", "answer")}
-        process = ForkedProcess(
-            self._forker,
-            program=f"{_PROGRAM}:run_block",
-            arguments=arguments,
-            environment={**variables, **rank, "DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port},
-            **files,
-        )
-        return Ended(process.wait(), *(Path(files[name]).read_text() for name in ("out", "err")))
+def run(block: Block, folder: Path, job: Job, forker: Forker) -> Ended:
+    """Run a block in a folder, as the only node of a job of its own; the pages' `/shared` is in it, too."""
+    framework = framework_of(block)
+    arguments: dict[str, Any] = {
+        "framework": framework,
+        "page": block.page,
+        "line": block.line,
+        "before": block.before.replace("/shared/", f"{folder}/"),
+        "text": block.text.replace("/shared/", f"{folder}/"),
+        "folder": str(folder),
+    }
+    variables: dict[str, Any] = {
+        "NETSTORM_JOB": f"{Path(block.page).stem}-{block.line}",
+        "DMLC_NUM_WORKER": "1",
+    }
+    if re.search(r"\belastic\.init|kv\.attach_", arguments["before"] + arguments["text"]):
+        variables["NETSTORM_ELASTIC"] = "1:2"
+    if framework == "mxnet":
+        script = f"from {_PROGRAM} import run_block\nrun_block(**{arguments!r})\n"
+        number = next(_NUMBERS)
+        job.start(number, script, **variables, NETSTORM_RANK=0)
+        return job.end(number)
+    host, _, port = job.address.rpartition(":")
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    files = {name: str(folder.with_name(f"{folder.name}-{name}")) for name in ("out", "err", "answer")}
+    process = ForkedProcess(
+        forker,
+        program=f"{_PROGRAM}:run_block",
+        arguments=arguments,
+        environment={**variables, **rank, "DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port},
+        **files,
+    )
+    return Ended(process.wait(), *(Path(files[name]).read_text() for name in ("out", "err")))
 
 
 @pytest.fixture(scope="module")
-def runner(mxnet_forker: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlockRunner]:
+def job(mxnet_forker: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """One scheduler for all blocks: also for jobs that have ended without a word, until it notices."""
-    with (
-        torch_forker() as forker,
-        Job(tmp_path_factory.mktemp("blocks"), 1, NETSTORM_JOBS=0, NETSTORM_MOST_JOBS=1000) as job,
-    ):
-        yield BlockRunner(job, forker)
+    with Job(tmp_path_factory.mktemp("blocks"), 1, NETSTORM_JOBS=0, NETSTORM_MOST_JOBS=1000) as job:
+        yield job
 
 
 @pytest.mark.parametrize(
     "block", [block for block in _PYTHON if not block.not_run], ids=lambda block: block.name
 )
-def test_a_block_runs(block, runner, tmp_path):
+def test_a_block_runs(block, job, torch_forker, tmp_path):
     framework = framework_of(block)
-    if framework != "plain" and find_spec(framework) is None:
-        pytest.skip(f"{framework} is not installed")
+    if framework == "mxnet" and find_spec("mxnet") is None:
+        pytest.skip("MXNet is not installed")
     for _ in range(1 + ("missing_ok" in block.text)):  # a script that goes on where it was is run twice
-        ended = runner.run(block, tmp_path)
+        ended = run(block, tmp_path, job, torch_forker)
         assert (ended.code, "ran to its end" in ended.out) == (0, True), ended.text
 
 

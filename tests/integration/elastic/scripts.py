@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from tests.integration.jobs import Ended, Job
 
@@ -205,6 +204,8 @@ def accuracy_of(ended: Ended) -> float:
 def folder_with_digits(folder: Path) -> Path:
     """Make a folder that has the images."""
     folder.mkdir()
+    from sklearn.datasets import load_digits  # takes a second
+
     images, labels = load_digits(return_X_y=True)
     np.savez(folder / "digits.npz", images=images, labels=labels)
     return folder

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ from tests.integration.failures.scripts import (
     start,
     start_plain,
 )
-from tests.integration.jobs import Job
+from tests.integration.jobs import Ended, Job
+
+Begin = Callable[[Job, int, str], None]
+"""`start` or `start_plain`."""
 
 DOING = {
     "waiting for MXNet": "kv.push('k', ones()); show('now'); mx.nd.waitall()",
@@ -37,22 +41,30 @@ CODES = {signal.SIGINT: {130, -signal.SIGINT}, signal.SIGTERM: {143, -signal.SIG
 
 CASES = [
     *((doing, signal.SIGINT) for doing in (*DOING, *DOING_WITHOUT_MXNET)),
-    *((doing, signal.SIGTERM) for doing in ("waiting for the others at its end", *DOING_WITHOUT_MXNET)),
+    *((doing, signal.SIGTERM) for doing in ("waiting for the others at its end", "busy in Python")),
 ]
+
+
+def signalled(
+    folder: Path, begin: Begin, node: str, other: str, number: signal.Signals, *, times: int = 1
+) -> tuple[Ended, Ended]:
+    """Send a node a signal once it says "now"; return how it has ended, and how another one has."""
+    with Job(folder, 2, **SHORT_TIMEOUTS) as job:
+        begin(job, 0, node)
+        start_plain(job, 1, other)
+        job.wait_until_said(0, "now")
+        time.sleep(0.3)  # for it to be where it waits
+        for _ in range(times):
+            job.send(0, number)
+            time.sleep(0.03)
+        return job.end(0, 60), job.end(1, 60)
 
 
 @pytest.mark.parametrize(("doing", "number"), CASES)
 def test_a_signal_ends_a_node_at_once(doing: str, number: signal.Signals, tmp_path: Path) -> None:
-    with Job(tmp_path, 2, **SHORT_TIMEOUTS) as job:
-        if doing in DOING:
-            start(job, 0, DOING[doing])
-        else:
-            start_plain(job, 0, DOING_WITHOUT_MXNET[doing])
-        start_plain(job, 1, PLAIN_WAIT_FOR_THE_END)
-        job.wait_until_said(0, "now")
-        time.sleep(0.3)  # for it to be where it waits
-        job.send(0, number)
-        interrupted, other = job.end(0, 60), job.end(1, 60)
+    begin = start if doing in DOING else start_plain
+    node = {**DOING, **DOING_WITHOUT_MXNET}[doing]
+    interrupted, other = signalled(tmp_path, begin, node, PLAIN_WAIT_FOR_THE_END, number)
     assert interrupted.code in CODES[number]
     assert_tidy(interrupted)
     assert other.code == 1
@@ -76,14 +88,9 @@ def test_a_signal_ends_nodes_that_wait_for_others_to_join(tmp_path: Path) -> Non
 
 
 def test_impatient_users_press_ctrl_c_more_than_once(tmp_path: Path) -> None:
-    with Job(tmp_path, 2, **SHORT_TIMEOUTS) as job:
-        start(job, 0, DOING["reading a result"])
-        start_plain(job, 1, PLAIN_WAIT_FOR_THE_END)
-        job.wait_until_said(0, "now")
-        for _ in range(3):
-            job.send(0, signal.SIGINT)
-            time.sleep(0.03)
-        interrupted, other = job.end(0, 60), job.end(1, 60)
+    interrupted, other = signalled(
+        tmp_path, start, DOING["reading a result"], PLAIN_WAIT_FOR_THE_END, signal.SIGINT, times=3
+    )
     assert interrupted.code != 0
     assert other.code == 1
 
@@ -101,12 +108,7 @@ show("saving")
 while out[0] < 3:
     step()
 """
-    with Job(tmp_path, 2, **SHORT_TIMEOUTS) as job:
-        start(job, 0, handles)
-        start_plain(job, 1, follows)
-        job.wait_until_said(0, "now")
-        job.send(0, signal.SIGTERM)
-        handled, other = job.end(0, 60), job.end(1, 60)
+    handled, other = signalled(tmp_path, start, handles, follows, signal.SIGTERM)
     assert "saving" in handled.out
     assert (handled.code, other.code) == (0, 0), handled.text + other.text
 
@@ -121,12 +123,7 @@ show("now")
 while True:
     time.sleep(0.05)
 """
-    with Job(tmp_path, 2, **SHORT_TIMEOUTS) as job:
-        start(job, 0, handles)
-        start_plain(job, 1, PLAIN_WAIT_FOR_THE_END)
-        job.wait_until_said(0, "now")
-        job.send(0, signal.SIGTERM)
-        handled, other = job.end(0, 60), job.end(1, 60)
+    handled, other = signalled(tmp_path, start, handles, PLAIN_WAIT_FOR_THE_END, signal.SIGTERM)
     assert "saving" in handled.out
     assert other.code == 1
     assert "its script ended with exit code 1, after SIGTERM" in other.err

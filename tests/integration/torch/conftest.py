@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.integration.forking import Forker
 from tests.integration.torch.elastic_ranks import ElasticRanks, Started
-from tests.integration.torch.ranks import Ranks, torch_forker
+from tests.integration.torch.ranks import Ranks
 
 
-@pytest.fixture(scope="session")
-def forker() -> Iterator[Forker]:
-    """The process that ranks are forked from: it is no test's to clean up."""
-    if find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
-    with torch_forker() as process:
-        yield process
+@pytest.fixture
+def forker(torch_forker: Forker) -> Forker:
+    """The process that ranks are forked from."""
+    return torch_forker
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.fork_server import serve
+from tests.integration.torch.forked_scheduler import fork_schedulers
 
 _IMPORTED_BY_DDP = "torch._dynamo.utils"
 """With 800 modules, when the first model is wrapped: 1.2 s of processor time."""
@@ -26,6 +27,7 @@ def main() -> None:
 
     importlib.import_module("netstorm.frontends.torch.elastic")
     importlib.import_module(_IMPORTED_BY_DDP)
+    fork_schedulers()
     torch.set_num_threads(1)
     serve(_run, _import_program)
 

@@ -15,14 +15,6 @@ from tests.integration.forking import DEADLINE_S, Forker
 from tests.integration.jobs import Ended
 
 
-def torch_forker() -> Forker:
-    """Return the process that ranks are forked from."""
-    return Forker(
-        "tests.integration.torch.forker",
-        {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"},
-    )
-
-
 class Ranks:
     """The ranks of a job. A context manager: nothing survives it."""
 

@@ -74,7 +74,7 @@ def check_leftovers(chaos) -> None:
         assert aggregation.takeover.all_announcements() == (), rank
         assert not any(aggregation.moved.values()), rank
         assert not joined.state.providing.requests, rank
-    tables = chaos.job._consistency._tables
+    tables = chaos.job._consistency.tables
     assert all(len(table.open) <= table.under_way for table in tables.values())
     assert not chaos.job.changing
 

@@ -95,8 +95,8 @@ def test_sums_are_exact_over_a_hundred_policy_changes(seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", range(100, 108))
-def test_sums_are_exact_over_ten_thousand_policy_changes(seed):
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_sums_are_exact_over_thousands_of_policy_changes(seed):
     many_changes(seed, CHANGES)
 
 

@@ -17,7 +17,7 @@ def study(monkeypatch):
     return SimpleNamespace(
         rows=accuracy.rows,
         steps_to=accuracy.steps_to,
-        options=techniques._options,
+        options=techniques.parse_options,
         trainings=techniques.trainings,
         merge=techniques.merge,
         table=techniques.table,

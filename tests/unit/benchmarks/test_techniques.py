@@ -104,7 +104,7 @@ def test_a_codec_that_sends_more_than_its_definition_is_marked(bench):
 
 
 def test_plain_rounds_are_measured_first_and_once(bench):
-    options = bench.compression._options(["network.yaml", "--codecs", "int8,none,topk:ratio=0.001"])
+    options = bench.compression.parse_options(["network.yaml", "--codecs", "int8,none,topk:ratio=0.001"])
     assert list(options.codecs) == ["none", "int8", "topk:ratio=0.001"]
     assert options.codecs["topk:ratio=0.001"] == {"type": "topk", "ratio": 0.001}
 
@@ -112,7 +112,7 @@ def test_plain_rounds_are_measured_first_and_once(bench):
 @pytest.mark.parametrize("wrong", [["--codecs", "int9"], ["--system", "gloo"], ["--system", "netstorm-none"]])
 def test_a_comparison_of_unknown_codecs_or_systems_does_not_begin(bench, wrong, capsys):
     with pytest.raises(SystemExit):
-        bench.compression._options(["network.yaml", *wrong])
+        bench.compression.parse_options(["network.yaml", *wrong])
     assert wrong[1] in capsys.readouterr().err
 
 
@@ -157,12 +157,12 @@ def test_techniques_are_added_to_the_last_system(bench, capsys):
         "--techniques",
         "int8,local:steps=4",
     ]
-    assert bench.train._options(given).systems == [
+    assert bench.train.parse_options(given).systems == [
         "mxnet-star-best",
         "netstorm-packing",
         "netstorm-packing+int8",
         "netstorm-packing+local:steps=4",
     ]
     with pytest.raises(SystemExit):
-        bench.train._options([*given[:-1], "int9"])
+        bench.train.parse_options([*given[:-1], "int9"])
     assert "no technique 'int9'" in capsys.readouterr().err

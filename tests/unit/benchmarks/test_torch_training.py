@@ -147,10 +147,10 @@ def test_without_a_turn_there_is_no_ratio(bench):
 
 
 def test_defaults_of_the_training_benchmark_are_the_frameworks(bench, capsys):
-    options = bench.train._options(["network.yaml", "--framework", "torch"])
+    options = bench.train.parse_options(["network.yaml", "--framework", "torch"])
     assert options.systems == list(bench.systems_torch_training.TRAININGS)
     assert options.target > 1
-    assert bench.train._options(["network.yaml"]).target < 1
+    assert bench.train.parse_options(["network.yaml"]).target < 1
     with pytest.raises(SystemExit):
-        bench.train._options(["network.yaml", "--framework", "torch", "--systems", "gloo"])
+        bench.train.parse_options(["network.yaml", "--framework", "torch", "--systems", "gloo"])
     assert "no PyTorch training 'gloo'" in capsys.readouterr().err

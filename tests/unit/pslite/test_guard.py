@@ -27,7 +27,7 @@ class Accepted:
             max_message_bytes=max_message_bytes,
             rng=random.Random(1),
         )
-        self.table._most = most
+        self.table.most = most
         self._listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         self.table.port = self._listener.getsockname()[1]
         self._stack = stack

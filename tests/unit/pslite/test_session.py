@@ -557,10 +557,8 @@ class TwoHalves(RuleBasedStateMachine):
 
 
 TestTwoHalves = TwoHalves.TestCase
-TestTwoHalves.settings = settings(max_examples=settings().max_examples // 2)
 
 
-@settings(max_examples=settings().max_examples // 2)
 @given(
     seed=st.integers(0, 2**32),
     ordered=st.booleans(),
@@ -617,7 +615,7 @@ def test_two_processes_exchange_everything_once_over_connections_that_fail(
     assert done
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 2**32), kill_at=st.floats(0, 3), silent=st.booleans())
 def test_when_a_process_dies_the_other_has_delivered_a_part_or_is_told(seed, kill_at, silent):
     world, here, there = met(limits=Limits(link_timeout_s=10, query_after_s=2), delay_s=0.05, seed=seed)

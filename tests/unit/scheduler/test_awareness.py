@@ -10,7 +10,7 @@ from itertools import combinations, permutations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.protocol.messages import LinkMeasure, LinkThroughput, Measured, ThroughputReport
@@ -249,7 +249,6 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=settings().max_examples // 2)
 @given(
     st.lists(
         st.tuples(

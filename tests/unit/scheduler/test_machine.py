@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import NodeLost, NotAuthorised, PeerError, ProtocolViolation
@@ -387,7 +387,6 @@ def take(driven: Driven, steps: list[Any]) -> None:
                 assert msgspec.msgpack.decode(encode_body(message)), "what it says can be sent"
 
 
-@settings(max_examples=settings().max_examples // 2)
 @given(steps)
 def test_strangers_can_do_nothing_but_join(steps):
     driven = Driven(3)
@@ -397,7 +396,6 @@ def test_strangers_can_do_nothing_but_join(steps):
     assert driven.machine.phase is JobPhase.OVER
 
 
-@settings(max_examples=settings().max_examples // 2)
 @given(steps, st.integers(0, 99))
 def test_members_can_end_the_job_but_not_the_scheduler(steps, seed):
     driven = running(3)

@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.protocol.messages import THROUGHPUT_PERIOD_S, LinkThroughput, ThroughputReport
@@ -262,7 +262,6 @@ _REPORT = st.tuples(
 )
 
 
-@settings(max_examples=settings().max_examples // 2)
 @given(st.lists(_REPORT, max_size=40))
 def test_whatever_is_reported_nothing_fails(reports):
     lines, now = AccessLines(4), 0.0

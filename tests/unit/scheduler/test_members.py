@@ -96,6 +96,9 @@ def test_a_process_that_has_ended_is_lost_at_once_in_every_job_but_not_one_that_
         "rank 1 (n1:4000, site1) is lost: its process has ended: its connections have ended, and n:1 refuses "
         "connections; last heard: it joined, "
     )
+    driven.say(0, m.Leave())
+    driven.tick()
+    assert driven.machine.phase is JobPhase.OVER, "nobody waits for it to leave"
 
 
 def test_others_that_cannot_connect_to_it_say_so_in_every_job():

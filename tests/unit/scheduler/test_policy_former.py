@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.scheduler.awareness import NetworkEstimate
@@ -110,7 +110,6 @@ def test_pairs_that_share_links_count_as_having_their_own():
     }
 
 
-@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(2, 6), st.data())
 def test_any_policy_survives_the_way_there_and_back(size, data):
     members = tuple(sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
@@ -75,7 +75,6 @@ def situations(draw):
     return members, silent, groups, reports
 
 
-@settings(max_examples=settings().max_examples // 2)
 @given(situations())
 def test_each_result_reaches_all_who_lack_it_once_and_from_one_who_has_it(situation):
     members, silent, groups, reports = situation

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import networkx as nx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.lab.testing.strategies import networks
@@ -99,7 +99,6 @@ def test_paths_of_a_pair_share_no_link_and_each_is_slower_than_the_one_before(ne
             assert hops(path) <= links
 
 
-@settings(max_examples=60)
 @given(
     networks(symmetric=None, capped=True, routing=None),
     st.sampled_from(sorted(set(SCHEMES) & {"star", "sharded", "balanced", "mst", "hierarchical", "fapt"})),
@@ -175,7 +174,6 @@ def used_by(network, policy):
 
 
 @given(networks(3, 8, capped=True, routing=None), st.sampled_from(["star", "fapt", "mst", "packing"]))
-@settings(max_examples=60)
 def test_detours_lead_around_busy_hops_over_links_that_have_room(network, topology):
     if topology == "star":  # which needs links to one hub
         network = replace(network, routing=Routing.UNDERLAY)

@@ -47,7 +47,6 @@ def of_optimum(network, nbytes=LARGE, chunk_bytes=MB):
     return optimum(network, nbytes).seconds / fluid_time(Resources.of(network), policy, nbytes)
 
 
-@settings(max_examples=25)
 @given(
     networks(2, 7, symmetric=None, capped=True, routing=None),
     st.sampled_from([1000, 4 * MB, LARGE]),
@@ -85,7 +84,7 @@ def test_chunks_that_wait_for_each_other_and_for_latency_cost_little(family, lea
     assert statistics.fmean(reached) >= least
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(networks(2, 6, symmetric=None, capped=True, routing=None))
 def test_the_same_question_has_the_same_answer(network):
     one, other = (packing(network, tensor_bytes=LARGE, chunk_bytes=MB) for _ in range(2))
@@ -330,7 +329,6 @@ def test_the_centre_is_the_rank_from_which_the_farthest_is_nearest(size, seed):
     assert list(path_delays(turned, delays)) == [away[root][node] for node in range(size)]
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 5), st.integers(0, 10_000), st.sampled_from([0.0, 0.5]))
 def test_no_tree_of_directed_edges_is_cheaper_by_brute_force(size, seed, missing):
     prices = drawn_spanning(size, seed, symmetric=False, missing=missing)

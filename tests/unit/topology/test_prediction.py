@@ -122,7 +122,6 @@ def test_one_node_and_no_bytes_take_no_time():
     assert seconds(Network.uniform(3), chain(3), 0) == 0.0
 
 
-@settings(max_examples=50)
 @given(
     networks(min_nodes=2, max_nodes=6, capped=True, changing=True, routing=None),
     st.integers(0, 2),
@@ -145,7 +144,7 @@ def test_no_prediction_beats_the_fluid_time_or_the_latency_of_a_chunk(network, r
     assert sum(found.bits.values()) == pytest.approx(2 * (network.size - 1) * total)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(networks(min_nodes=2, max_nodes=6, capped=True, changing=True, routing=None))
 def test_the_same_question_has_the_same_answer(network):
     policy = fapt(network).policy(0)
@@ -176,7 +175,6 @@ def test_senseless_questions_are_refused():
         predict(network, chain(4), [MB], chunk_bytes=MB)
 
 
-@settings(max_examples=25)
 @given(networks(2, 6, symmetric=None, capped=True, routing=None), st.integers(1, 60))
 def test_what_is_known_at_once_is_what_comes_of_rates_that_are_worked_out_at_every_step(network, megabytes):
     link = network.links[0]
@@ -192,7 +190,6 @@ def test_what_is_known_at_once_is_what_comes_of_rates_that_are_worked_out_at_eve
 # The optimum against a program of flows written apart from it, and against what theory gives.
 
 
-@settings(max_examples=60)
 @given(networks(2, 5, symmetric=None, capped=True, routing=None))
 def test_cutting_planes_find_what_a_program_of_flows_finds(network):
     found = optimum(network, MB)

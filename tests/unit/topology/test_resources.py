@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from netstorm.errors import UsageError
 from netstorm.lab.testing.strategies import networks
@@ -22,7 +22,6 @@ def star(nodes: int) -> Tree:
     return Tree.undirected(Rank(0), (-1, *[0] * (nodes - 1)))
 
 
-@settings(max_examples=50)
 @given(networks(2, 6, symmetric=None, capped=True, routing=None))
 def test_each_pair_uses_the_links_under_it_and_the_capped_access_lines_of_its_ends(network):
     resources = Resources.of(network)
@@ -41,7 +40,6 @@ def test_each_pair_uses_the_links_under_it_and_the_capped_access_lines_of_its_en
     assert resources.matrix.nnz == sum(len(users(network, *pair)) for pair in resources.pairs)
 
 
-@settings(max_examples=30)
 @given(networks(2, 6, symmetric=None, capped=True, routing=None))
 def test_loads_on_resources_are_the_sums_over_the_pairs_that_use_them(network):
     resources = Resources.of(network)

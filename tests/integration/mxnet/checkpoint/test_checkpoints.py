@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from pathlib import Path
 from typing import Any
 
 from netstorm.checkpoint.files import find_checkpoint
-from tests.integration.jobs import Job
+from tests.integration.mxnet.saving import run_saving
 
 STEPS, SAVED = 6, 2
 
@@ -78,32 +76,12 @@ for train in (gluon, module):
     found = train(mx.kv.create("dist_sync_netstorm"), os.path.join(PATH, train.__name__))
     print(json.dumps(found), flush=True)
     wait_for_last_saving()
-if SAVES:
-    print("to be killed", flush=True)
-    signal.pause()
 """
 
 
 def run(folder: Path, nodes: int, *, saves: bool) -> list[list[dict[str, Any]]]:
-    """Run a job to its end, which is SIGKILL if it saves; return what Gluon and Module have found."""
-    folder.mkdir()
-    variables = {
-        "SAVED_IN": folder.parent / "checkpoints",
-        "STEPS": STEPS,
-        "SAVED": SAVED,
-        "SAVES": int(saves),
-    }
-    with Job(folder, nodes, **variables) as job:
-        for rank in range(nodes):
-            job.start(rank, SCRIPT)
-        if saves:
-            for rank in range(nodes):
-                job.wait_until_said(rank, "to be killed")
-            for rank in range(nodes):
-                job.send(rank, signal.SIGKILL)
-        ended = [job.end(rank) for rank in range(nodes)]
-        assert [one.code for one in ended] == [-signal.SIGKILL if saves else 0] * nodes, ended[0].text
-    return [[json.loads(line) for line in one.out.splitlines()[:2]] for one in ended]
+    """Run a job; return what Gluon and Module have found, by rank."""
+    return run_saving(folder, nodes, SCRIPT, saves=saves, STEPS=STEPS, SAVED=SAVED)
 
 
 def test_a_job_that_was_killed_goes_on_bit_for_bit_and_with_another_number_of_ranks(tmp_path: Path) -> None:

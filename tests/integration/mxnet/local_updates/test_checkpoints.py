@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from pathlib import Path
 from typing import Any
 
-from tests.integration.jobs import Job
+from tests.integration.mxnet.saving import run_saving
 
 STEPS, SAVED = 8, 4
 
@@ -54,32 +52,12 @@ for name, make, shares in (
     ("esync", lambda: ESync(4, 4), False),
 ):
     trained(make(), os.path.join(os.environ["SAVED_IN"], name), shares)
-if SAVES:
-    print("to be killed", flush=True)
-    signal.pause()
 """
 
 
 def run(folder: Path, nodes: int, *, saves: bool) -> list[list[dict[str, Any]]]:
-    """Run a job to its end, which is SIGKILL if it saves; return what each rank has found, by store."""
-    folder.mkdir()
-    variables = {
-        "SAVED_IN": folder.parent / "checkpoints",
-        "STEPS": STEPS,
-        "SAVED": SAVED,
-        "SAVES": int(saves),
-    }
-    with Job(folder, nodes, **variables) as job:
-        for rank in range(nodes):
-            job.start(rank, SCRIPT)
-        if saves:
-            for rank in range(nodes):
-                job.wait_until_said(rank, "to be killed")
-            for rank in range(nodes):
-                job.send(rank, signal.SIGKILL)
-        ended = [job.end(rank) for rank in range(nodes)]
-        assert [one.code for one in ended] == [-signal.SIGKILL if saves else 0] * nodes, ended[0].text
-    by_rank = [[json.loads(line) for line in one.out.splitlines()[:4]] for one in ended]
+    """Run a job; return what each rank has found, by store."""
+    by_rank = run_saving(folder, nodes, SCRIPT, saves=saves, STEPS=STEPS, SAVED=SAVED)
     return [list(of_store) for of_store in zip(*by_rank, strict=True)]
 
 

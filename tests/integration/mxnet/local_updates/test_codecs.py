@@ -5,6 +5,7 @@ Every rank knows the gradients of all, and computes what the average should be.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from unittest import mock
 
@@ -39,6 +40,7 @@ def descent() -> Any:
     return mx.optimizer.SGD(learning_rate=1.0)
 
 
+@functools.cache
 def gradient(rank: int, step: int) -> Any:
     """Return a gradient of low rank with noise, the same at all ranks."""
     random = np.random.RandomState(1000 * rank + step)
@@ -51,6 +53,7 @@ def train(kv: Any, steps: int, key: Any = "w", first: int = 0) -> None:
         kv.push(key, mx.nd.array(-gradient(kv.rank, step)))
 
 
+@functools.cache
 def learnt(steps: int) -> Any:
     """Return the mean of what ranks learn in so many steps from the first."""
     of_all = [gradient(rank, step).astype(np.float64) for rank in range(NODES) for step in range(steps)]

@@ -140,18 +140,17 @@ def test_what_mxnet_refuses_is_refused(kv: Any) -> None:
 
 def mean_of(kv: Any, key: str, gradient: Any, pushes: int) -> Any:
     """Push the same gradient a few times; return the mean sum: error feedback brings it near the true one."""
-    total = np.zeros(gradient.shape)
+    sums = []
     for _ in range(pushes):
         kv.push(key, mx.nd.array(gradient))
-        found = pulled(kv, key, *gradient.shape)
-        assert same_everywhere(kv, mx.nd.array(found))
-        total += found
-    return total / pushes
+        sums.append(pulled(kv, key, *gradient.shape))
+    assert same_everywhere(kv, mx.nd.array(np.stack(sums)))
+    return np.mean(sums, axis=0)
 
 
 @on_nodes
 def test_every_codec_sums_right_on_the_average_and_gives_all_ranks_the_same_bits(kv: Any) -> None:
-    shape = (90, 41)
+    shape = (45, 41)
     gradients = [np.random.RandomState(rank).standard_normal(shape).astype("f") for rank in range(NODES)]
     right = sum(gradients)
     codecs = ["fp16", "bf16", "int8", "1bit", "topk", "bsc", "mpq", "powersgd"]
@@ -168,8 +167,8 @@ def test_every_codec_sums_right_on_the_average_and_gives_all_ranks_the_same_bits
         if not place % 2:
             kv.init(name, mx.nd.ones(shape))
         assert pulled(kv, name, *shape).min() == 1  # initial values are exact
-        mean = mean_of(kv, name, gradients[kv.rank], 24)
-        assert np.linalg.norm(mean - right) < 0.25 * np.linalg.norm(right), name
+        mean = mean_of(kv, name, gradients[kv.rank], 12)
+        assert np.linalg.norm(mean - right) < 0.4 * np.linalg.norm(right), name
 
 
 @on_nodes

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.integration.torch.forked_scheduler import fork_schedulers
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -106,6 +108,7 @@ def main(name: str, results: str, *tests: str) -> None:
         from tests.integration.torch.wheel.cpu_for_gpu import use_the_cpu_for_gpus
 
         use_the_cpu_for_gpus()
+    fork_schedulers()
     cases = importlib.import_module("tests.integration.torch.wheel.distributed").Backend
     cases.setUpClass()
     gc.collect()

@@ -22,7 +22,7 @@ from tests.integration.torch.wheel.table import QUICK, TESTS
 MISSING = [name for name in ("torch", "expecttest") if find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
-SHARE = int(os.environ.get("WHEEL_TESTS_SHARE", "4"))
+SHARE = int(os.environ.get("WHEEL_TESTS_SHARE", "5"))
 """One of so many of the claimed tests runs: all of them take ten minutes of two cores. 1: all."""
 
 DEADLINE_S = 15

@@ -164,12 +164,16 @@ def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples/networks").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_example_network_is_planned_and_drawn(path: Path, tmp_path: Path):
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "plan.png"
-    found = planned(str(path), "--model", "2MB", "--topology", "fapt", "--plot", str(picture))
+def test_every_example_network_is_planned(path: Path):
+    found = planned(str(path), "--model", "2MB", "--topology", "fapt")
     assert set(found["schemes"]) == {"star", "sharded", "fapt"}
     assert found["schemes"]["fapt"]["predicted_s"] > found["optimum_s"]
+
+
+def test_a_plan_is_drawn(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "plan.png"
+    planned(INTERNET2, "--model", "2MB", "--topology", "fapt", "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -19,7 +19,7 @@ def test_whoever_can_read_its_folder_cannot_hold_up_those_who_use_the_registry(m
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         for _ in range(2):
-            with registry._registry_lock():
+            with registry.registry_lock():
                 pass
     finally:
         os.close(folder)
@@ -29,7 +29,7 @@ def test_whoever_can_read_its_folder_cannot_hold_up_those_who_use_the_registry(m
 
 def test_two_users_of_the_registry_take_turns(monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "_LOCK", tmp_path / "netstorm-wan.lock")
-    with registry._registry_lock():
+    with registry.registry_lock():
         other = os.open(registry._LOCK, os.O_RDWR)
         try:
             with pytest.raises(BlockingIOError):
