@@ -1,0 +1,22 @@
+#!/bin/sh
+# Makes the JSON of the papers' rows anew, and docs/papers.md of it: benchmarks/papers/all.sh [--wan]
+# Without --wan nothing needs root; it takes half an hour on two cores. --wan runs real nodes in network
+# namespaces, as root, for ten minutes more; then nothing else should run on the machine.
+set -eu
+cd "$(dirname "$0")/../.."
+data=docs/data
+run() { echo "$@" >&2; "${PYTHON:-python}" "$@"; }
+
+for figure in netstorm_fig1 netstorm_fig14 netstorm_fig15 netstorm_fig18 netstorm_fig19 netstorm_fig20 mlnet_fig1 mlnet_fig2; do
+    run "benchmarks/papers/$figure.py" --json "$data/papers/$figure.json"
+done
+run benchmarks/studies/job_priorities.py --jobs 5 --nodes 4 --seeds 11,12,13 --rounds 3 --most 16MB \
+    --json "$data/job-priorities.json"
+run benchmarks/studies/tree_staleness.py --nodes --json "$data/tree-staleness.json"
+run benchmarks/studies/small_models.py --json "$data/small-models.json"
+if [ "${1:-}" = --wan ]; then
+    run -m netstorm bench wan examples/networks/internet2.yaml --rates-scale 0.5 --sizes 16MB --warmup 1 --rounds 3 \
+        --timeout 300 --json "$data/papers/wan_topologies.json" \
+        --systems netstorm-star,netstorm-balanced,netstorm-k-ary,netstorm-mst,netstorm-fapt,netstorm-packing
+fi
+run benchmarks/papers/table.py
