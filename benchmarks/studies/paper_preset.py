@@ -3,8 +3,8 @@
 
 python benchmarks/studies/paper_preset.py --json paper-preset.json
 
-Rounds of NETSTORM_PRESET=paper on a static network, real nodes on virtual time with ideal TCP: first as the paper
-has it, then with one part of it changed.
+Rounds of NETSTORM_PRESET=paper on a static network, real nodes on virtual time with ideal TCP, given a file
+of the network as those of `netstorm bench wan` are: as the paper has it, then with one part of it changed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from changing import Teller
 from harness.arguments import amount, factor, number
 from netstorm.lab.simulation.cluster import SimulatedCluster
-from netstorm.topology.files import load_network
+from netstorm.topology.files import dump_network, load_network
 from netstorm.topology.network import Network
 
 _NETWORK: Final = Path(__file__).parents[2] / "examples" / "networks" / "internet2.yaml"
@@ -42,7 +43,7 @@ VARIANTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "std, roots are chosen anew": {**_STD, "freeze_roots": False},
     f"std, roots are chosen anew, {_TOLD}": {**_STD, "freeze_roots": False},
     "std, our estimator": {**_STD, "estimator": "tcp"},
-    "std, policies change by our rule": {**_STD, "update_rate": -1.0},
+    "std, policies change by our rule": {**_STD, "update_rate": 0.1},
     "pro": _PRO,
     f"pro, {_TOLD}": _PRO,
     "pro, no chunk relieves": {**_PRO, "aux_rule": "arrival"},
@@ -73,7 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def rounds(network: Network, variant: str, size: int, count: int, seed: int) -> dict[str, float]:
     """Return what rounds of a variant take in virtual s, after the first, and what changed meanwhile."""
     settings = {"preset": "paper", **VARIANTS[variant]}
-    cluster = SimulatedCluster(network.size, network=network, seed=seed, **settings).join()
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(dump_network(network))
+        file.flush()
+        cluster = SimulatedCluster(
+            network.size, network=network, seed=seed, network_file=file.name, **settings
+        ).join()
     if variant.endswith(_TOLD):
         Teller(cluster, network, 0.0)
     values, times = np.ones(size // 4, np.float32), []
@@ -99,7 +105,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--rates-scale", type=factor, default=0.5, metavar="FACTOR")
     parser.add_argument("--size", type=amount, default=16_000_000)
-    parser.add_argument("--rounds", type=number, default=12, metavar="N", help="that count")
+    parser.add_argument("--rounds", type=number, default=8, metavar="N", help="that count")
     parser.add_argument("--seed", type=number, default=1)
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args(arguments)

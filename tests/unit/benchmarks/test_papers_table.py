@@ -38,8 +38,8 @@ def test_a_figure_stands_in_its_place_and_one_that_is_not_there_is_an_error(
 
 
 def test_rows_of_other_runs_are_ratios_of_the_same_seed_or_network(table: Any, tmp_path: Path) -> None:
-    spans = [(1, "star, fair", [2.0, 4.0, 8.0]), (1, "star, priorities", [1.0, 3.0, 8.0])]
-    rows = [{"seed": seed, "case": case, "makespans_s": each} for seed, case, each in spans]
+    spans = {"star, fair": [2, 4, 8], "star, priorities": [1, 3, 8], "trees, fair": [1, 2, 3]}
+    rows = [{"seed": 1, "case": case, "makespans_s": each} for case, each in spans.items()]
     (tmp_path / "job-priorities.json").write_text(json.dumps({"rows": rows}))
     found = table.rows_of("job-priorities", tmp_path)
     assert found["star, priorities over star, fair: median"].count("\N{MINUS SIGN}25 %") == 3
