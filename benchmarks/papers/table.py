@@ -126,11 +126,45 @@ def _medians(content: Any) -> Mapping[str, str]:
     return found
 
 
+def _seconds(content: Any) -> Mapping[str, str]:
+    """Return the mean seconds of rows, and how they are related to the first one's."""
+    first, *_ = content["rows"]
+    found = {}
+    for row in content["rows"]:
+        found[row["what"]] = f"{row['mean_s']:.2f} s"
+        found[f"{row['what']} over {first['what']}"] = _change(row["mean_s"] / first["mean_s"])
+    return found
+
+
+def _turns(content: Any) -> Mapping[str, str]:
+    """Return the medians of rounds of all turns, over those alone."""
+    times: dict[str, list[float]] = {}
+    for row in content["rows"]:
+        times.setdefault(row["what"], []).extend(row["rounds_s"])
+    alone = statistics.median(times["alone"])
+    return {
+        what: f"{statistics.median(found):.2f} s ({statistics.median(found) / alone:.2f} {_TIMES})"
+        for what, found in times.items()
+    }
+
+
+def _codecs(content: Any) -> Mapping[str, str]:
+    """Return what parts of the bytes and the time of float32 codecs have."""
+    return {
+        f"{row['codec']}: {what}": f"{row['parts'][what]:.3f}".removeprefix("0")
+        for row in content["results"]
+        for what in ("bytes", "seconds")
+    }
+
+
 DERIVED: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
     "job-priorities": _job_priorities,
     "tree-staleness": _tree_staleness,
     "internet2-quarter": _medians,
     "wan_topologies": _medians,
+    "paper_preset": _seconds,
+    "wan_priorities": _turns,
+    "wan_compression": _codecs,
 }
 
 
