@@ -23,9 +23,14 @@ if [ "${1:-}" = --wan ]; then
         --json "$data/papers/wan_priorities.json"
     run -m netstorm bench compression examples/networks/internet2.yaml --rates-scale 0.1 --rounds 3 \
         --codecs fp16,int8,topk,bsc,2bit --json "$data/papers/wan_compression.json"
-    run -m netstorm bench train examples/networks/internet2.yaml --rates-scale 0.25 --model cnn --width 512 \
-        --batch-size 8 --lr 0.05 --epochs 10 --epoch-steps 8 --systems mxnet-star-best,netstorm-packing \
-        --techniques fp16,int8,powersgd:rank=16,bsc,local:steps=4,local:steps=4+int8 \
-        --json "$data/papers/wan_training.json"
+    run -m netstorm bench wan examples/networks/internet2.yaml --rates-scale 0.5 --sizes 16MB --warmup 1 --rounds 3 \
+        --json "$data/papers/wan_paper.json" \
+        --systems netstorm-paper-lite,netstorm-paper-std,netstorm-paper-pro,netstorm-fapt,netstorm-packing
+    for seed in 1 2; do
+        run -m netstorm bench train examples/networks/internet2.yaml --rates-scale 0.25 --model cnn --width 512 \
+            --batch-size 8 --lr 0.05 --epochs 10 --epoch-steps 8 --mxnet-epochs 2 --seed $seed \
+            --systems mxnet-star-best,netstorm-packing --json "$data/papers/wan_training_$seed.json" \
+            --techniques fp16,int8,powersgd:rank=16,bsc,local:steps=4,local:steps=4+int8
+    done
 fi
 run benchmarks/papers/table.py

@@ -157,6 +157,19 @@ def _codecs(content: Any) -> Mapping[str, str]:
     }
 
 
+def _trainings(content: Any) -> Mapping[str, str]:
+    """Return the times to the accuracy, and how many times as fast as MXNet each is."""
+    rows = {row["system"]: row for row in content["results"]}
+    mxnet = rows["mxnet-star-best"]["seconds_to_target"]
+    found = {}
+    for system, row in rows.items():
+        name, took = system.removeprefix("netstorm-"), row["seconds_to_target"]
+        found[name] = f"{took:.0f} s" if took else "not reached"
+        found[f"{name}: times"] = f"{mxnet / took:.1f} {_TIMES}" if took else "not reached"
+        found[f"{name}: accuracy"] = f"{100 * row['accuracy']:.1f} %"
+    return found
+
+
 DERIVED: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
     "job-priorities": _job_priorities,
     "tree-staleness": _tree_staleness,
@@ -165,6 +178,9 @@ DERIVED: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
     "paper_preset": _seconds,
     "wan_priorities": _turns,
     "wan_compression": _codecs,
+    "wan_training_1": _trainings,
+    "wan_training_2": _trainings,
+    "wan_paper": _medians,
 }
 
 
