@@ -14,9 +14,11 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from common import Row, arguments, report
 
 _HOSTS: Final = 1024
@@ -39,12 +41,12 @@ def main() -> None:
     for figure, oversubscribed in (("1a", 1.0), ("1b, 1:4", 4.0)):
         times = {
             (name, servers): statistics.median(
-                _push_time(shape, servers, oversubscribed, seed, same=same) for seed in range(options.seeds)
+                _push_time(name, servers, oversubscribed, seed) for seed in range(options.seeds)
             )
-            for name, (shape, same) in _SHAPES.items()
+            for name in SHAPES
             for servers in _SERVERS
         }
-        for name in _SHAPES:
+        for name in SHAPES:
             if name != "BASELINE":
                 rows += [_row(figure, name, servers, times) for servers in _SERVERS]
     report("MLNET Fig. 1: time of a push over BASELINE's, 800 workers", rows, options)
@@ -127,7 +129,7 @@ def _binary_by_rack(draw: random.Random, workers: Sequence[int], server: int) ->
     return flows
 
 
-_SHAPES: Final[dict[str, tuple[Shape, bool]]] = {
+SHAPES: Final[dict[str, tuple[Shape, bool]]] = {
     "BASELINE": (_direct, False),
     "BINARY, one tree for all servers": (_binary, True),
     "BINARY, one by racks for all servers": (_binary_by_rack, True),
@@ -141,8 +143,23 @@ _SHAPES: Final[dict[str, tuple[Shape, bool]]] = {
 # -------------------------------------------------------------------------------------------- what it loads
 
 
-def _push_time(shape: Shape, servers: int, oversubscribed: float, seed: int, *, same: bool) -> float:
-    """Return the load of the most loaded link, in gradients."""
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Gradients over each link: those of hosts, and those above."""
+
+    hosts: npt.NDArray[np.float64]
+    core: npt.NDArray[np.float64]
+
+
+def loads(name: str, servers: int, seed: int) -> Loads:
+    """Return what a push loads links with.
+
+    Args:
+        name: in `SHAPES`.
+        servers: their number.
+        seed: of places, trees and paths.
+    """
+    shape, same = SHAPES[name]
     draw = random.Random(f"hosts {seed}")
     hosts = draw.sample(range(_HOSTS), _HOSTS)
     workers, free = sorted(hosts[:_WORKERS]), hosts[_WORKERS:]
@@ -157,16 +174,23 @@ def _push_time(shape: Shape, servers: int, oversubscribed: float, seed: int, *, 
     rack, other_rack = source // _RACK, target // _RACK
     pod, other_pod = rack // _RACKS_IN_POD, other_rack // _RACKS_IN_POD
     leaves_rack, leaves_pod = rack != other_rack, pod != other_pod
-    volume = 1 / servers
-    host = max(np.bincount(source).max(), np.bincount(target).max()) * volume
     # A rack's switch picks the one above, which picks a core switch; the way down follows from both.
     up = rack[leaves_rack] * _UPLINKS + ways[0][leaves_rack]
     down = other_rack[leaves_rack] * _UPLINKS + ways[0][leaves_rack]
     way = ways[0][leaves_pod] * _UPLINKS + ways[1][leaves_pod]
     core_up = pod[leaves_pod] * _UPLINKS**2 + way
     core_down = other_pod[leaves_pod] * _UPLINKS**2 + way
-    core = max(np.bincount(links).max() for links in (up, down, core_up, core_down) if len(links)) * volume
-    return float(max(host, core * oversubscribed))
+
+    def of(links: Iterable[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
+        return np.concatenate([np.bincount(one, minlength=_HOSTS) for one in links]) / servers
+
+    return Loads(of((source, target)), of((up, down, core_up, core_down)))
+
+
+def _push_time(name: str, servers: int, oversubscribed: float, seed: int) -> float:
+    """Return the load of the most loaded link, in gradients."""
+    found = loads(name, servers, seed)
+    return float(max(found.hosts.max(), found.core.max() * oversubscribed))
 
 
 if __name__ == "__main__":

@@ -212,8 +212,7 @@ def row_length(shape: tuple[int, ...]) -> int:
 def slot_of(offset_bytes: int, chunk_size: int) -> int:
     """Return the slot of the first chunk of a key; a policy maps slots to trees.
 
-    Slots of first chunks follow the job's bytes, not its keys (but for keys in the first chunk of all bytes,
-    which have a slot each). So hundreds of tiny keys share a tree
+    Slots of first chunks follow the job's bytes, not its keys. So hundreds of tiny keys share a tree
     according to their bytes, and registering a key never moves another key's chunks. Further chunks of a key,
     which have equal bytes, take the next slots, so that each key's bytes are shared among the trees as the
     policy says.

@@ -726,7 +726,7 @@ class Adaptation:
 
     def record_workload(self, workload: Workload, now: float) -> None:
         """Record what the job sums by now."""
-        if self._planned is not None:
+        if self._planned is not None and self._settings.update_rate > 0.0:  # else the next UPDATE_TIME has it
             similar = workload.is_similar(self._workload)
             self._workload_changes_at = math.inf if similar else now + SETTLE_S
 

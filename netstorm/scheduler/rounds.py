@@ -553,8 +553,6 @@ class KeyRegistry:
             return zlib.crc32(f"{spec.namespace} {spec.name}".encode()) % _NAMED_SLOTS
         if spec.form == FACTORS:
             return slot_of(self._factor_bytes, LEAST_FACTORS)
-        if spec.form != COLLECTIVE and slot_of(offset + size, self._sizes.smallest) == 0:
-            return len(self._specs)
         return slot_of(offset, self._sizes.smallest)
 
     def _chunk_size(self, rank: int, spec: KeySpec, elements: int) -> int:

@@ -296,8 +296,7 @@ class Owners:
 
     def replica(self, key: Key, block: int) -> int | None:
         """Return the rank that keeps a copy of a block; None: there is no second rank."""
-        assert key.layout is not None
-        return self._two[key.layout.slots[block] % len(self._two)][1]
+        return self._two[_owner_slot(key, block) % len(self._two)][1]
 
     def waited_for(self, key: Key, blocks: Collection[int]) -> str:
         """Return for whom an operation on some blocks waits, for a person. In an elastic job owners wait for
@@ -319,8 +318,7 @@ class Owners:
 
     def owner(self, key: Key, block: int) -> int:
         """Return the owner of a block, which is given by its first chunk."""
-        assert key.layout is not None
-        return self.of_slot(key.layout.slots[block])
+        return self.of_slot(_owner_slot(key, block))
 
     def count(self, key: Key, *, whole: bool) -> Counter[int]:
         """Return how many blocks of a key each owner has."""
@@ -340,6 +338,17 @@ def _next_two(order: Sequence[int | None]) -> list[tuple[int, int | None]]:
             first, second = rank, first
         two.append((first, second))
     return [(first, second) for first, second in reversed(two[len(order) :]) if first is not None]
+
+
+def _owner_slot(key: Key, block: int) -> int:
+    """Return the slot of a block among owners.
+
+    It is its chunk's slot among trees, but keys in the first chunk of the job's bytes have one each, by their
+    number, as GeoMX's MultiGPS spreads small tensors: one owner would have all of a small model (ADR 4).
+    """
+    assert key.layout is not None
+    slot = key.layout.slots[block]
+    return key.identity if slot == 0 and key.layout.chunks == 1 else slot
 
 
 def chunks_of(key: Key, block: int, *, whole: bool) -> range:

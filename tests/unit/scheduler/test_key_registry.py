@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import Owners
-from netstorm.kvstore.forms import ChunkLayout
+from netstorm.kvstore.forms import ChunkLayout, Key
 from netstorm.protocol import messages as m
 from netstorm.protocol.codecs import FACTORS, ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
 from netstorm.scheduler.rounds import KeyConflict, KeyRegistry
@@ -108,19 +108,22 @@ def test_keys_are_aligned_do_not_overlap_and_waste_less_than_a_value_each(kinds,
         grant = granted(registry, key(f"k{index}", shape, dtype))
         assert grant.offset % ITEM_BYTES[dtype] == 0
         assert 0 <= grant.offset - end < ITEM_BYTES[dtype]
+        assert grant.first_slot == grant.offset // (chunk_size * 4)
         end = grant.offset + math.prod(shape) * ITEM_BYTES[dtype]
-        small = end < chunk_size * 4
-        assert grant.first_slot == (index if small else grant.offset // (chunk_size * 4))
     assert registry.total_bytes == end
 
 
-def test_keys_of_a_small_model_are_spread_over_owners_and_roots():
+def test_keys_of_a_small_model_have_one_root_and_are_spread_over_owners():
     """GeoMX's network on digits, 61 KB, which fits into one chunk."""
     shapes = [(6, 1, 3, 3), (6,), (16, 6, 3, 3), (16,), (120, 64), (120,), (84, 120), (84,), (10, 84), (10,)]
-    registry = KeyRegistry(ChunkSizes(262_144, 524_288, 256))
-    slots = [granted(registry, key(f"k{index}", shape)).first_slot for index, shape in enumerate(shapes)]
+    registry, keys = KeyRegistry(ChunkSizes(262_144, 524_288, 256)), []
+    for index, shape in enumerate(shapes):
+        made = Key(0, f"k{index}", shape, "float32")
+        made.set_grant(granted(registry, key(f"k{index}", shape)))
+        keys.append(made)
+    assert {made.layout.slots[0] for made in keys if made.layout} == {0}
     owners = Owners((1, 1, 1, 1))
-    assert Counter(owners.of_slot(slot) for slot in slots) == {0: 3, 1: 3, 2: 2, 3: 2}
+    assert Counter(owners.owner(made, 0) for made in keys) == {0: 3, 1: 3, 2: 2, 3: 2}
 
 
 def test_chunks_of_large_keys_grow_where_they_may():

@@ -269,6 +269,16 @@ def test_with_an_update_rate_of_zero_a_policy_is_taken_every_update_time_whateve
     assert len(job.installed) <= len(taken) + 1
 
 
+def test_with_an_update_rate_of_zero_another_workload_waits_for_the_next_update_time_and_is_not_polled_for():
+    job = Scheduled(SLOW, known=True, update_rate=0.0, topology="fapt")
+    job.sums((100_000,) * 3)
+    for _ in range(4):
+        job.second()
+        assert job.adaptation.due() > job.now
+    job.run(20)
+    assert job.asked[0][1].options.tensors == (100_000,) * 3
+
+
 @pytest.mark.parametrize("error", [0.05, 0.1])
 def test_noise_of_the_size_of_the_error_never_changes_a_policy(error):
     job = Scheduled(mesh(5, seed=3), error=error)

@@ -21,10 +21,10 @@ from netstorm.kvstore.forms import Key
 from netstorm.protocol.messages import CopiesHeld, HeldCopy, KeyGrant, Push
 
 
-def key(elements: int = 10, chunk_size: int = 4, first_slot: int = 0) -> Key:
+def key(elements: int = 10, chunk_size: int = 4, first_slot: int = 0, number: int = 0) -> Key:
     made = Key(0, "k", (elements,), "float32")
     made.set_grant(
-        KeyGrant(namespace=0, name="k", key=0, first_slot=first_slot, offset=0, chunk_size=chunk_size)
+        KeyGrant(namespace=0, name="k", key=number, first_slot=first_slot, offset=0, chunk_size=chunk_size)
     )
     return made
 
@@ -45,6 +45,15 @@ def test_owners_get_blocks_in_proportion_to_their_weights():
     assert owned == {0: 750, 2: 250}
     assert owners.ranks == (0, 2)
     assert [owners.owner(large, block) for block in owners.blocks(large, whole=False)][:4].count(0) == 3
+
+
+def test_small_keys_at_the_begin_of_a_job_are_spread_over_owners_and_others_by_their_bytes():
+    owners = Owners((1, 1, 1), eligible=(0, 1, 2))
+    small = [key(elements=3, number=number) for number in range(6)]
+    assert [owners.owner(one, 0) for one in small] == [0, 1, 2, 0, 1, 2]
+    assert [owners.replica(one, 0) for one in small] == [1, 2, 0, 1, 2, 0]
+    assert owners.owner(key(elements=3, first_slot=7, number=3), 0) == 7 % 3
+    assert [owners.owner(key(number=1), block) for block in range(3)] == [0, 1, 2]
 
 
 def test_a_whole_key_is_one_block_and_an_empty_one_none():

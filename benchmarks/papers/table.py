@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Make docs/papers.md of its template and of the JSON of the runs.
+
+    python benchmarks/papers/table.py [--check]
+
+page.md has the tables; {{FILE: ROW}} in it stands for our figure in that row of docs/data/papers/FILE.json,
+or of another file of docs/data, of which `DERIVED` makes rows. `--check` writes nothing, and fails if the
+page differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = ROOT / "docs" / "papers.md"
+TEMPLATE: Final = Path(__file__).with_name("page.md")
+DATA: Final = ROOT / "docs" / "data"
+_PLACE: Final = re.compile(r"\{\{([\w-]+): ([^}]+)\}\}")
+_TIMES: Final = "\N{MULTIPLICATION SIGN}"
+_NOTE: Final = "<!-- benchmarks/papers/table.py makes this page of benchmarks/papers/page.md. -->\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page, or check it, and return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
+    options = parser.parse_args(arguments)
+    page = _NOTE + rendered(TEMPLATE.read_text(encoding="utf-8"), DATA)
+    if not options.check:
+        PAGE.write_text(page, encoding="utf-8")
+        return 0
+    if page == PAGE.read_text(encoding="utf-8"):
+        return 0
+    print(f"{PAGE.relative_to(ROOT)} differs from its data: run python benchmarks/papers/table.py")
+    return 1
+
+
+def rendered(template: str, data: Path) -> str:
+    """Return a page with our figures in their places.
+
+    Raises:
+        KeyError: there is no such row; names it and those that there are.
+        FileNotFoundError: there is no such file.
+    """
+    known: dict[str, Mapping[str, str]] = {}
+
+    def figure(found: re.Match[str]) -> str:
+        name, row = found.groups()
+        if name not in known:
+            known[name] = rows_of(name, data)
+        if row not in known[name]:
+            raise KeyError(f"{name} has no row {row!r}, only {', '.join(known[name])}")
+        return known[name][row]
+
+    return _PLACE.sub(figure, template)
+
+
+def rows_of(name: str, data: Path) -> Mapping[str, str]:
+    """Return the figures of a file of the folder, by row."""
+    path = data / "papers" / f"{name}.json"
+    content = json.loads((path if path.exists() else data / f"{name}.json").read_text(encoding="utf-8"))
+    if name in DERIVED:
+        return DERIVED[name](content)
+    return {row["what"]: _typeset(row["ours"]) for row in content["rows"]}
+
+
+def _typeset(text: str) -> str:
+    return text.replace(" - ", "\N{EN DASH}").replace(" x", f" {_TIMES}")
+
+
+def _change(ratio: float) -> str:
+    percent = round(100 * (ratio - 1))
+    return f"{percent:+d} %".replace("-", "\N{MINUS SIGN}") if percent else "0 %"
+
+
+def _job_priorities(content: Any) -> Mapping[str, str]:
+    """Return medians and longest makespans over those of stars that share fairly, and of fair trees."""
+    by_case: dict[str, dict[int, list[float]]] = {}
+    for row in content["rows"]:
+        by_case.setdefault(row["case"], {})[row["seed"]] = row["makespans_s"]
+    found = {}
+    for base in ("star, fair", "trees, fair"):
+        for case, of_seed in by_case.items():
+            medians = [
+                statistics.median(of_seed[seed]) / statistics.median(by_case[base][seed]) for seed in of_seed
+            ]
+            longest = [max(of_seed[seed]) / max(by_case[base][seed]) for seed in of_seed]
+            least, most = _change(min(medians)), _change(max(medians))
+            found[f"{case} over {base}: median"] = f"{_change(statistics.fmean(medians))} ({most} to {least})"
+            found[f"{case} over {base}: longest"] = _change(statistics.fmean(longest))
+    return found
+
+
+def _tree_staleness(content: Any) -> Mapping[str, str]:
+    """Return seconds and MB a clock over those of owners, by bound: the range of networks."""
+    by_case = {(row["network"], row["staleness"], row["rules"]): row for row in content["rows"]}
+    networks = sorted({network for network, _, _ in by_case})
+    found = {}
+    for base, rules in (("owners, cached", "trees, cached"), ("nodes: owners", "nodes: rounds")):
+        for what in ("seconds", "megabytes"):
+            for bound in content["options"]["staleness"]:
+                pairs = [(by_case[one, bound, rules], by_case[one, bound, base]) for one in networks]
+                if what in pairs[0][0]:
+                    ratios = [one[what] / other[what] for one, other in pairs]
+                    name = f"{rules} over {base}, bound {bound}: {what}"
+                    found[name] = f"{_change(min(ratios))} to {_change(max(ratios))}"
+    return found
+
+
+def _medians(content: Any) -> Mapping[str, str]:
+    """Return median seconds of systems in a race, and how many times as fast as another one each is."""
+    seconds = {row["system"]: row["median_s"] for row in content["results"]}
+    found = {system: f"{median:.2f} s" for system, median in seconds.items()}
+    for system, median in seconds.items():
+        found |= {
+            f"{system} over {other}": f"{slower / median:.1f} {_TIMES}" for other, slower in seconds.items()
+        }
+    return found
+
+
+def _seconds(content: Any) -> Mapping[str, str]:
+    """Return the mean seconds of rows, and how they are related to the first one's."""
+    first, *_ = content["rows"]
+    found = {}
+    for row in content["rows"]:
+        found[row["what"]] = f"{row['mean_s']:.2f} s"
+        found[f"{row['what']} over {first['what']}"] = _change(row["mean_s"] / first["mean_s"])
+    return found
+
+
+def _turns(content: Any) -> Mapping[str, str]:
+    """Return the medians of rounds of all turns, over those alone."""
+    times: dict[str, list[float]] = {}
+    for row in content["rows"]:
+        times.setdefault(row["what"], []).extend(row["rounds_s"])
+    alone = statistics.median(times["alone"])
+    return {
+        what: f"{statistics.median(found):.2f} s ({statistics.median(found) / alone:.2f} {_TIMES})"
+        for what, found in times.items()
+    }
+
+
+def _codecs(content: Any) -> Mapping[str, str]:
+    """Return what parts of the bytes and the time of float32 codecs have."""
+    return {
+        f"{row['codec']}: {what}": f"{row['parts'][what]:.3f}".removeprefix("0")
+        for row in content["results"]
+        for what in ("bytes", "seconds")
+    }
+
+
+def _trainings(content: Any) -> Mapping[str, str]:
+    """Return the times to the accuracy, and how many times as fast as MXNet each is."""
+    rows = {row["system"]: row for row in content["results"]}
+    mxnet = rows["mxnet-star-best"]["seconds_to_target"]
+    found = {}
+    for system, row in rows.items():
+        name, took = system.removeprefix("netstorm-"), row["seconds_to_target"]
+        found[name] = f"{took:.0f} s" if took else "not reached"
+        found[f"{name}: times"] = f"{mxnet / took:.1f} {_TIMES}" if took else "not reached"
+        found[f"{name}: accuracy"] = f"{100 * row['accuracy']:.1f} %"
+    return found
+
+
+DERIVED: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
+    "job-priorities": _job_priorities,
+    "tree-staleness": _tree_staleness,
+    "internet2-quarter": _medians,
+    "wan_topologies": _medians,
+    "paper_preset": _seconds,
+    "wan_priorities": _turns,
+    "wan_compression": _codecs,
+    "wan_training_1": _trainings,
+    "wan_training_2": _trainings,
+    "wan_paper": _medians,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
