@@ -474,7 +474,7 @@ class PaperSettings:
         0,
         "elements",
         "largest chunk in a key of more than 256 chunks; 0: twice CHUNK_SIZE. Without NETSTORM_NETWORK and "
-        "with all nodes on one machine: 32 times CHUNK_SIZE, in a key of more than 6 chunks",
+        "with all nodes on one machine: 16 times CHUNK_SIZE, in a key of more than 4 chunks",
     )
     num_roots: int = setting(
         "NUM_ROOT_SERVERS", whole(0), 0, "nodes", "number of nodes that are roots of a tree; 0: all nodes"

@@ -15,7 +15,7 @@ def test_options_come_from_the_settings_with_all_that_nodes_may_have_to_agree_on
     assert (options.num_workers, options.job) == (7, "j")
     assert (options.chunks, options.local_chunks) == (
         ChunkSizes(500, 1000, 256, 2**23),
-        ChunkSizes(500, 16_000, 6, 2**23),
+        ChunkSizes(500, 8000, 4, 2**23),
     )
     assert options.wait_timeout_s == 9.0
     assert options.job_wide["CHUNK_SIZE"] == "500"
@@ -25,8 +25,8 @@ def test_options_come_from_the_settings_with_all_that_nodes_may_have_to_agree_on
 @pytest.mark.parametrize(
     ("given", "elsewhere", "on_one_machine"),
     [
-        ({}, 65_536, 32 * 32_768),
-        ({"chunk_size": 1000}, 2000, 32_000),
+        ({}, 65_536, 16 * 32_768),
+        ({"chunk_size": 1000}, 2000, 16_000),
         ({"largest_chunk": 70_000}, 70_000, 70_000),
         ({"network_file": "wan.yaml"}, 65_536, 65_536),
         ({"max_message_bytes": 8 * 40_000}, 40_000, 40_000),
