@@ -159,9 +159,10 @@ def loss_terms(settings: Settings) -> LossTerms | None:
 def lane_options(settings: Settings) -> LaneOptions | None:
     """Return how the settings ask for datagrams; None: not at all.
 
-    ENABLE_DGT=1, GeoMX's UDP, asks for them between machines: within one, TCP is faster.
+    ENABLE_DGT asks for them, too, as GeoMX's has UDP channels, but only between machines: within one, TCP is
+    faster.
     """
-    if not settings.datagrams and settings.dgt != 1:
+    if not settings.datagrams and not settings.dgt:
         return None
     return LaneOptions(
         channels=settings.datagram_channels,

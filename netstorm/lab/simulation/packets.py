@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,8 @@ __all__ = ["MemoryPackets", "PacketFaults", "PacketNetwork"]
 
 _FLOWS: Final = 1 << 41
 """Flow numbers from here on are those of packets. They are even, as those of data that leaves an opener."""
+
+_RECORDED: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +38,14 @@ class PacketNetwork:
     Attributes:
         faults: may be changed at any time.
         lost: packets that did not arrive.
+        recorded: the last packets that did, as somebody on the way sees them.
     """
 
     def __init__(self, network: MemoryNetwork, faults: PacketFaults | None = None, *, seed: int = 0) -> None:
         """Begin without sockets."""
         self.faults = faults or PacketFaults()
         self.lost = 0
+        self.recorded: Final[deque[bytes]] = deque(maxlen=_RECORDED)
         self._network: Final = network
         self._random: Final = random.Random(f"packets {seed}")
         self._sockets: Final[dict[tuple[str, int], MemoryPackets]] = {}
@@ -52,6 +57,10 @@ class PacketNetwork:
         made = MemoryPackets(self, host, tuple(range(first, first + channels)), wake)
         self._sockets.update(dict.fromkeys(((host, port) for port in made.ports), made))
         return made
+
+    def sockets(self) -> list[MemoryPackets]:
+        """Return those of all processes."""
+        return list(dict.fromkeys(self._sockets.values()))
 
     def send(self, source: str, port: int, target: tuple[str, int], data: bytes) -> None:
         """Send a packet."""
@@ -72,6 +81,7 @@ class PacketNetwork:
         def arrive() -> None:
             sockets = self._sockets.get(target)
             if sockets is not None:
+                self.recorded.append(data)
                 sockets.deliver(Packet(target[1] - sockets.ports[0], data, source, port))
 
         def arrived() -> None:
