@@ -631,7 +631,7 @@ class TimeoutSettings:
         0,
         "",
         "differential gradient transmission, GeoMX's name; 0: off; any other value: chunks with large values "
-        "go first on every link, and the largest DMLC_K of them always count, and sums go as datagrams between "
+        "go first on every link, and the largest DMLC_K of them always count; sums go as datagrams between "
         "machines (NETSTORM_DATAGRAMS) if the package cryptography is there",
     )
     dgt_important: float = setting(

@@ -41,7 +41,7 @@ OF_MESSAGE: Final = 1024
 _LATER_S: Final = 0.003
 """How much later, at least, a packet must have left that shows that another one is lost: paths reorder."""
 
-_SILENCE_S: Final = 1.0
+_SILENCE_S: Final = 2.0
 """After this time, or eight round trips, without any acknowledgement the path carries nothing."""
 
 _DROP_PRECEDENCE: Final = 0b110

@@ -412,7 +412,7 @@ class Lanes:
         outgoing.lane = None
         self._by_number.pop(outgoing.number, None)  # its numbers, and so its key, must not be used again
         outgoing.offered_at = now
-        outgoing.retry_at = now + min(_LONGEST_RETRY_S, _RETRY_S * 2 ** min(failures, 16))
+        outgoing.retry_at = now + min(_LONGEST_RETRY_S, _RETRY_S * 2 ** min(failures - 1, 16))
         self.counters.add("lane_failures")
         return lane.take_all()
 

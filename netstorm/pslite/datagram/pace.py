@@ -1,11 +1,12 @@
-"""How fast a lane sends: a minimal rate control by delay, as MLT's (Wang et al., NSDI 2024, 4.3). Pure.
+"""How fast a lane sends: a minimal rate control, from measured rates and by delay. Pure.
 
-Lost packets are no signal, unless they are many: what is lost comes again, or need not come. The delay of a
-queue is one, as in TIMELY (Mittal et al., SIGCOMM 2015): while it is short the rate rises, step by step; if
-it is long the rate falls, in proportion. MLT's thresholds are those of a data centre's microseconds; here
-they are of wide-area links, and of processes that other ones keep from running for some milliseconds. And
-what rises or falls is not the rate itself but what has been delivered, as in BBR: a wide-area link answers a
-whole round trip later, and a rate that falls again and again for one and the same queue ends near nothing.
+MLT (Wang et al., NSDI 2024, 4.3) lets rates rise while packets see a short delay and fall, in proportion, if
+it is long, as TIMELY does (Mittal et al., SIGCOMM 2015); lost packets are no signal, unless they are many.
+Its delays are those of a data centre, microseconds. Here they are of wide-area links, and of processes that
+other ones keep from running for some milliseconds: a rate that fell with each such delay would end near
+nothing. So what rises or falls is not the rate itself but the highest of what was delivered in the last
+round trips, as in BBR (Cardwell et al., ACM Queue 14, 2016), which also gives the cycle: try more, drain the
+queue, hold.
 """
 
 from __future__ import annotations
@@ -16,40 +17,41 @@ from typing import Final
 __all__ = ["Pace"]
 
 _LOW_S: Final = 0.005
-_HIGH_S: Final = 0.025
-"""Queueing delays below which the rate rises, and above which it falls; a quarter of the shortest round trip
-is added to the latter."""
+_HIGH_S: Final = 0.06
+"""Queueing delays below which there is no queue, and above which the rate falls; a quarter of the shortest
+round trip is added to the latter."""
 
-_RISE: Final = 0.1
-"""Part by which the rate is above what is delivered while there is no queue; three times as much after five
-such round trips in a row (TIMELY's hyperactive increase): a link whose rate has come back is used again
-within a second."""
+_FALL: Final = 0.8
+"""MLT's β."""
+
+_MORE: Final = 1.25
+_LESS: Final = 0.75
+"""Of what is delivered: tried in the first round trip of a cycle; sent in the second if there is a queue."""
+
+_CYCLE: Final = 8
+"""Round trips of a cycle, and those of which the highest delivery counts."""
 
 _FULL: Final = 1.25
 """A rate that doubles is the link's once what is delivered grows by less than this, three times in a row."""
 
-_DRAIN: Final = 0.97
-"""Part of what is delivered that is sent while there is a short queue."""
-
-_ROUNDS: Final = 4
-"""Round trips of which the highest delivery counts: not all of them have had enough to send."""
-
-_FALL: Final = 0.8
-"""MLT's β."""
+_FOUND: Final = 1.1
+"""If trying more delivers so many times as much, the link has more, and the rate doubles again."""
 
 _MANY: Final = 0.15
 """Share of packets that may be lost before the rate falls to what is delivered: with more, a queue may
 overflow that is too short for its delay to show."""
 
+_SAMPLES: Final = 8
 _SAMPLE: Final = 70_000
 """Bytes of which a share that is lost says something."""
 
 _ROUND_S: Final = 0.01
 """Shortest time over which anything is measured: that for which a thread may wait for a processor."""
 
-_BURST_S: Final = 0.002
+_BURST_S: Final = 0.02
 _BURST: Final = 8 * 1400
-"""What may leave at once, in time and in bytes: timers are not more precise."""
+"""What may leave at once, in time and in bytes. On a busy machine a thread waits for a processor for as long:
+with 2 ms, a lane had a tenth of its rate there."""
 
 _SLOWEST: Final = 20_000.0
 """Bytes/s that are always tried."""
@@ -85,19 +87,20 @@ class Pace:
         self._acked = self._lost = 0
         self._limited = False
         """The rate has held a packet back in this round trip."""
-        self._delays_s = 0.0
-        self._samples = 0
+        self._latest_s: Final[deque[float]] = deque(maxlen=_SAMPLES)
+        """The latest round trips, of which the shortest counts: a queue delays all, a busy processor some."""
         self._all_lost = self._all = 0.0
         """Bytes of late: those of the last round trip, half of those of the one before, and so on."""
-        self._rises = self._flat = 0
+        self._flat = self._place = 0
+        self._before = 0.0
         self._best = 0.0
-        self._recent: Final[deque[float]] = deque(maxlen=_ROUNDS)
+        self._recent: Final[deque[float]] = deque(maxlen=_CYCLE)
         """What was delivered in the last round trips that the rate has limited."""
 
     @property
     def window(self) -> int:
         """Bytes that may be in flight: without it, a path that carries nothing would be sent to for long."""
-        return int(self.rate * (1.25 * self.min_rtt_s + 2 * _HIGH_S)) + 2 * _BURST
+        return int(self.rate * (1.25 * self.min_rtt_s + _HIGH_S)) + 2 * _BURST
 
     def wait_s(self, now: float) -> float:
         """Return how long the next packet has to wait for its turn."""
@@ -143,13 +146,12 @@ class Pace:
             self.min_rtt_s = round_trip_s
         self.min_rtt_s = min(self.min_rtt_s, round_trip_s)
         self.round_trip_s += (round_trip_s - self.round_trip_s) / 8
-        self._delays_s += round_trip_s
-        self._samples += 1
+        self._latest_s.append(round_trip_s)
 
     def _end_round(self, now: float) -> None:
         took_s = now - self._round_began
         shortest_s = min(self.min_rtt_s, self._earlier_min_s)
-        queue_s = self._delays_s / self._samples - shortest_s if self._samples else 0.0
+        queue_s = min(self._latest_s, default=shortest_s) - shortest_s
         delivered = self._acked / took_s
         if self._limited:
             self.delivered = delivered
@@ -160,32 +162,42 @@ class Pace:
         self._round_began = now
         self._acked = self._lost = 0
         self._limited = False
-        self._delays_s, self._samples = 0.0, 0
 
     def _adapt(self, queue_s: float, shortest_s: float, delivered: float, share_lost: float) -> None:
-        high_s = _HIGH_S + shortest_s / 4
         if self._limited:
             self._recent.append(delivered)
-        if queue_s > high_s:
-            self._settle(min(self.rate, delivered) * (1 - min(0.5, _FALL * (1 - high_s / queue_s))))
-        elif share_lost > _MANY:
-            self._settle(min(self.rate, max(self._recent, default=delivered)))
-        elif not self._limited:
+        elif queue_s < _LOW_S:
             return
+        high_s = _HIGH_S + shortest_s / 4
+        if queue_s > high_s and self._limited and delivered < max(self._recent) / 2:
+            self._recent.clear()  # the link has slowed down: what it delivered before does not count
+            self._recent.append(delivered)
+        most = max(self._recent, default=delivered)
+        if share_lost > _MANY:
+            self._settle(min(self.rate, most))
         elif self._starts:
             self._flat = self._flat + 1 if delivered < _FULL * self._best else 0
             self._best = max(self._best, delivered)
             if queue_s > _LOW_S or self._flat > 2:
-                self._settle(self._best)
+                self._settle(most * (_LESS if queue_s > _LOW_S else 1.0))
             else:
                 self.rate = min(2 * self.rate, _FASTEST)
-        elif queue_s < _LOW_S:
-            self._rises += 1
-            rise = _RISE * (3 if self._rises > 5 else 1)
-            self.rate = min(_FASTEST, max(self._recent) * (1 + rise))
+        elif queue_s > high_s:
+            self._settle(most * max(_LESS, 1 - _FALL * (1 - high_s / queue_s)))
         else:
-            self._settle(_DRAIN * max(self._recent))
+            self._cycle(most, queue_s)
+
+    def _cycle(self, most: float, queue_s: float) -> None:
+        self._place = (self._place + 1) % _CYCLE
+        gain = 1.0
+        if self._place == 0:
+            gain, self._before = _MORE, most
+        elif self._place == 1 and queue_s > _LOW_S:
+            gain = _LESS
+        elif self._place == 2 and most > _FOUND * self._before and queue_s < _LOW_S:
+            self._starts, self._flat, self._best, gain = True, 0, most, 2.0
+        self.rate = min(_FASTEST, max(_SLOWEST, most * gain))
 
     def _settle(self, rate: float) -> None:
         self.rate = max(_SLOWEST, rate)
-        self._starts, self._rises = False, 0
+        self._starts, self._place = False, 2

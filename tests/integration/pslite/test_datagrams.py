@@ -50,9 +50,9 @@ def answers(job: Job) -> list[dict[str, object]]:
     return [json.loads(one.out.strip().splitlines()[-1]) for one in ended]
 
 
-def started(job: Job, **variables: object) -> Job:
+def started(job: Job) -> Job:
     for rank in range(job.nodes):
-        job.start(rank, SCRIPT, PYTHONHASHSEED=1, **variables)
+        job.start(rank, SCRIPT, PYTHONHASHSEED=1, NETSTORM_DATAGRAMS=1)
     return job
 
 
@@ -69,7 +69,7 @@ def test_sums_of_real_nodes_go_over_lanes_and_are_exact_and_equal(tmp_path: Path
     subprocess.run([sys.executable, "-m", "netstorm", "keys", "new", str(key)], check=True, cwd=tmp_path)
     settings = {**LOSSY, "NETSTORM_KEY_FILE": key, "CHUNK_SIZE": 30_000}
     with Job(tmp_path, NODES, **settings) as job:
-        said = answers(started(job, NETSTORM_DATAGRAMS=1))
+        said = answers(started(job))
     assert len({tuple(one["digests"]) for one in said}) == 1  # type: ignore[arg-type]
     total = SIZE * STEPS * sum(range(1, NODES + 1))
     assert said[0]["counted"] + sum(one["kept"] for one in said) == total  # type: ignore[operator, misc]

