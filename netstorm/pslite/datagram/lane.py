@@ -47,6 +47,10 @@ _SILENCE_S: Final = 2.0
 _DROP_PRECEDENCE: Final = 0b110
 """Bits of a code point of assured forwarding (RFC 2597): the higher, the sooner a queue drops."""
 
+_ACKNOWLEDGE: Final = 10
+_ACKNOWLEDGE_S: Final = 0.004
+"""After so many packets, as in MLT, or so much time there is an acknowledgement."""
+
 _AHEAD: Final = 1 << 16
 """Numbers that a message may be ahead of the lowest open one: their states are kept."""
 
@@ -466,6 +470,7 @@ class ReceivingLane:
 
     Attributes:
         bytes: what incomplete messages take.
+        acknowledge_at: when the next acknowledgement is due.
     """
 
     def __init__(self, *, room: int, counters: Counters) -> None:
@@ -480,7 +485,9 @@ class ReceivingLane:
         self._floor = 1
         self._highest = 0
         self._highest_at = 0.0
-        self._to_acknowledge = False
+        self.acknowledge_at = math.inf
+        self._pending = 0
+        """Packets that are not acknowledged."""
 
     def receive(self, number: int, part: Fragment, now: float) -> Whole | None:
         """Take a packet; return the message that it completes.
@@ -501,16 +508,20 @@ class ReceivingLane:
             return None
         if number > self._highest:
             self._highest, self._highest_at = number, now
-        self._to_acknowledge = True
+        self._pending += 1
+        self.acknowledge_at = min(self.acknowledge_at, now + _ACKNOWLEDGE_S)
         if message < self._floor or message in self._done:
             return None
-        return self._put(message, part)
+        whole = self._put(message, part)
+        if whole is not None or self._pending >= _ACKNOWLEDGE:
+            self.acknowledge_at = now
+        return whole
 
     def acknowledgement(self, now: float) -> bytes | None:
-        """Return the content of the acknowledgement that is due; None: nothing has come since the last."""
-        if not self._to_acknowledge:
+        """Return the content of the acknowledgement that is due; None: none is."""
+        if now < self.acknowledge_at:
             return None
-        self._to_acknowledge = False
+        self.acknowledge_at, self._pending = math.inf, 0
         return acknowledgement(now - self._highest_at, self._ranges.latest())
 
     def _has_room(self, total: int) -> bool:

@@ -342,7 +342,8 @@ class Lanes:
             self._drops.note(reason, packet.host, str(error), now)
             return None
         incoming.answer_to = packet.channel, packet.host, packet.port
-        self._to_acknowledge[incoming] = None
+        if incoming.lane.acknowledge_at < math.inf:
+            self._to_acknowledge[incoming] = None
         counters = incoming.session.counters
         counters.bytes_received += len(packet.data)
         if whole is None:
@@ -358,16 +359,16 @@ class Lanes:
 
     def flush(self, now: float) -> list[tuple[OpenedSession, list[SendQueueItem]]]:
         """Send what is due; return what must go over sessions after all, since their lanes carry nothing."""
-        for incoming in self._to_acknowledge:
+        for incoming in list(self._to_acknowledge):
             content = incoming.lane.acknowledgement(now)
             if content is not None and incoming.answer_to is not None:
+                del self._to_acknowledge[incoming]
                 channel, host, port = incoming.answer_to
                 incoming.acknowledgements += 1
                 packet = seal_packet(
                     incoming.cipher, ACK, incoming.theirs, incoming.acknowledgements, content
                 )
                 self._packets.transmit(channel, packet, host, port, 0)
-        self._to_acknowledge.clear()
         if now < self._due:
             return []
         if self._options.info and now >= self._logged_at + _INFO_S:
@@ -391,7 +392,8 @@ class Lanes:
 
     def next_flush(self) -> float:
         """Return when `flush` has something to do."""
-        return 0.0 if self._to_acknowledge else min(self._due, self._again_at)
+        due = min(self._due, self._again_at)
+        return min((due, *(incoming.lane.acknowledge_at for incoming in self._to_acknowledge)))
 
     # ------------------------------------------------------------------------------------------------- inside
 

@@ -49,9 +49,13 @@ _ROUND_S: Final = 0.01
 """Shortest time over which anything is measured: that for which a thread may wait for a processor."""
 
 _BURST_S: Final = 0.02
-_BURST: Final = 8 * 1400
+_PACKET: Final = 1400
+_BURST: Final = 8 * _PACKET
 """What may leave at once, in time and in bytes. On a busy machine a thread waits for a processor for as long:
 with 2 ms, a lane had a tenth of its rate there."""
+
+_TOGETHER_S: Final = 0.004
+"""Packets of so much time leave together, up to eight: a turn of the thread costs as much as five of them."""
 
 _SLOWEST: Final = 20_000.0
 """Bytes/s that are always tried."""
@@ -108,7 +112,8 @@ class Pace:
         if self._credit > 0:
             return 0.0
         self._limited = True
-        return (1400 - self._credit) / self.rate
+        together = min(max(_PACKET, self.rate * _TOGETHER_S), _BURST)
+        return (together - self._credit) / self.rate
 
     def held_back(self) -> None:
         """Record that the window has held a packet back."""
@@ -164,15 +169,14 @@ class Pace:
         self._limited = False
 
     def _adapt(self, queue_s: float, shortest_s: float, delivered: float, share_lost: float) -> None:
-        if self._limited:
-            self._recent.append(delivered)
-        elif queue_s < _LOW_S:
-            return
+        if not self._limited:
+            return  # what the link can do was not tried
+        self._recent.append(delivered)
         high_s = _HIGH_S + shortest_s / 4
-        if queue_s > high_s and self._limited and delivered < max(self._recent) / 2:
+        if queue_s > high_s and delivered < max(self._recent) / 2:
             self._recent.clear()  # the link has slowed down: what it delivered before does not count
             self._recent.append(delivered)
-        most = max(self._recent, default=delivered)
+        most = max(self._recent)
         if share_lost > _MANY:
             self._settle(min(self.rate, most))
         elif self._starts:

@@ -99,6 +99,7 @@ class Wire:
                 self.delays.append(self._free_at - self.now)
                 self._fly(packet, self._free_at + self.latency)
             due = min(self.sender.due(self.now), self._flying[0][0] if self._flying else math.inf)
+            due = min(due, self.receiver.acknowledge_at)
             self.now = min(until, max(self.now + 1e-4, due))
 
     def _fly(self, packet, at):
