@@ -169,9 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--sites", type=number, default=2)
-    parser.add_argument("--rate", type=float, default=20e6, metavar="BIT_S", help="of each direction")
+    parser.add_argument("--rate", type=float, default=10e6, metavar="BIT_S", help="of each direction")
     parser.add_argument("--latency", type=seconds, default=0.02, help="of each direction")
-    parser.add_argument("--size", type=amount, default=1_000_000, help="bytes of the model")
+    parser.add_argument("--size", type=amount, default=500_000, help="of the model, such as 500kB")
     parser.add_argument("--keys", type=number, default=4)
     parser.add_argument("--chunk", type=number, default=16_384, help="elements")
     parser.add_argument("--compute", type=seconds, default=0.05)

@@ -38,7 +38,7 @@ from netstorm.protocol.frames import (
     seal,
     tag_in,
 )
-from netstorm.pslite.datagram.lanes import Arrived, Lanes
+from netstorm.pslite.datagram.lanes import LaneArrival, Lanes
 from netstorm.pslite.link_meter import LinkMeter
 from netstorm.pslite.machine import (
     Admit,
@@ -328,7 +328,7 @@ class Endpoint:
         for arrived in lanes.receive(now):
             self._arrived(arrived, now)
 
-    def _arrived(self, arrived: Arrived, now: float) -> None:
+    def _arrived(self, arrived: LaneArrival, now: float) -> None:
         """Deliver a message that has come over a lane, now or once there is room for it."""
         try:
             message = clean_body(arrived.whole.body)

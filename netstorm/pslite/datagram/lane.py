@@ -26,14 +26,14 @@ from netstorm.pslite.datagram.packets import (
     HEAD,
     MOST_RANGES,
     OVERHEAD,
-    Fragment,
+    PacketFragment,
     acknowledgement,
     fragment,
 )
 from netstorm.pslite.machine import LinkState, Order
 from netstorm.pslite.sending import SendQueueItem
 
-__all__ = ["Departure", "Ranges", "ReceivingLane", "SendingLane", "Whole"]
+__all__ = ["LanePacket", "Ranges", "ReceivingLane", "SendingLane", "Whole"]
 
 OF_MESSAGE: Final = 1024
 """What an incomplete message counts besides its payload."""
@@ -55,7 +55,7 @@ _AHEAD: Final = 1 << 16
 """Numbers that a message may be ahead of the lowest open one: their states are kept."""
 
 
-class Departure(NamedTuple):
+class LanePacket(NamedTuple):
     """A packet that leaves now."""
 
     channel: int
@@ -214,7 +214,7 @@ class SendingLane:
 
     # ----------------------------------------------------------------------------------------------- sending
 
-    def next(self, now: float) -> Departure | None:
+    def next(self, now: float) -> LanePacket | None:
         """Return the packet that leaves now; None: there is none, or it is not its turn."""
         if self._check_at <= now:
             self._lose(now)
@@ -245,9 +245,9 @@ class SendingLane:
             self._waits_since = now
         self._check_at = min(self._check_at, now + self._time_out_s())
         content = fragment(message.number, self._floor(), offset, message.total, values)
-        return Departure(channel, dscp, self._packets, content)
+        return LanePacket(channel, dscp, self._packets, content)
 
-    def probe(self, now: float) -> list[Departure]:
+    def probe(self, now: float) -> list[LanePacket]:
         """Return a packet for each channel, of full size and without effect: do any arrive?"""
         probes = []
         nothing = _Outgoing(SendQueueItem(b""), (), ())
@@ -255,7 +255,7 @@ class SendingLane:
             self._packets += 1
             self._in_flight[self._packets] = _Sent(nothing, 0, (channel, 0), now, 0)
             content = fragment(0, 0, 0, FRAGMENT, bytes(FRAGMENT))
-            probes.append(Departure(channel, 0, self._packets, content))
+            probes.append(LanePacket(channel, 0, self._packets, content))
         self._waits_since = now
         return probes
 
@@ -489,7 +489,7 @@ class ReceivingLane:
         self._pending = 0
         """Packets that are not acknowledged."""
 
-    def receive(self, number: int, part: Fragment, now: float) -> Whole | None:
+    def receive(self, number: int, part: PacketFragment, now: float) -> Whole | None:
         """Take a packet; return the message that it completes.
 
         Raises:
@@ -536,7 +536,7 @@ class ReceivingLane:
         if self._done:
             self._done.difference_update([number for number in self._done if number < floor])
 
-    def _put(self, number: int, part: Fragment) -> Whole | None:
+    def _put(self, number: int, part: PacketFragment) -> Whole | None:
         message = self._open.get(number)
         if message is None:
             message = self._open[number] = _Incoming(part.total)

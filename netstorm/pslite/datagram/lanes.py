@@ -41,7 +41,7 @@ from netstorm.pslite.machine import LinkState
 from netstorm.pslite.sending import SendQueueItem
 from netstorm.pslite.session import AcceptedSession, OpenedSession, Session, SessionState
 
-__all__ = ["MOST_CHANNELS", "Arrived", "LaneOptions", "Lanes", "Packet", "PacketVan"]
+__all__ = ["MOST_CHANNELS", "LaneArrival", "LaneOptions", "Lanes", "Packet", "PacketVan"]
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class PacketVan(Protocol):
         """Return what has come since the last call, from whomever."""
 
 
-class Arrived(NamedTuple):
+class LaneArrival(NamedTuple):
     """A message that has come over a lane."""
 
     session: Session
@@ -123,7 +123,7 @@ class Arrived(NamedTuple):
     whole: Whole
 
 
-class _Outgoing:
+class _OutgoingLane:
     """A lane to a peer, from its offer on."""
 
     __slots__ = (
@@ -156,7 +156,7 @@ class _Outgoing:
         """When it is offered again; infinite: not because it has failed."""
 
 
-class _Incoming:
+class _IncomingLane:
     """A lane from a peer."""
 
     __slots__ = ("acknowledgements", "answer_to", "cipher", "lane", "session", "theirs")
@@ -194,16 +194,16 @@ class Lanes:
         self._tokens: Final = tokens
         self._drops: Final = Drops(counters, counted_as="lane_dropped", what="dropped a packet")
         self._marks: Final = Marks(block=options.block, newest=options.newest)
-        self._outgoing: Final[dict[Peer, _Outgoing]] = {}
-        self._by_number: Final[dict[int, _Outgoing]] = {}
-        self._incoming: Final[dict[int, _Incoming]] = {}
+        self._outgoing: Final[dict[Peer, _OutgoingLane]] = {}
+        self._by_number: Final[dict[int, _OutgoingLane]] = {}
+        self._incoming: Final[dict[int, _IncomingLane]] = {}
         """By this process's number of each."""
         self._failures: Final[dict[Peer, int]] = {}
-        self._to_acknowledge: Final[dict[_Incoming, None]] = {}
+        self._to_acknowledge: Final[dict[_IncomingLane, None]] = {}
         self._numbers = tokens.getrandbits(31)
         self._due = math.inf
         self._logged_at = -math.inf
-        self._kept: list[Arrived] = []
+        self._kept: list[LaneArrival] = []
         self._again_at = math.inf
 
     # ------------------------------------------------------------------------------------------------ sending
@@ -282,7 +282,7 @@ class Lanes:
             return
         number = self._new_number()
         lane = ReceivingLane(room=self._options.room, counters=self.counters)
-        self._incoming[number] = _Incoming(session, offer.number, offer.key, lane)
+        self._incoming[number] = _IncomingLane(session, offer.number, offer.key, lane)
         ports = self._packets.ports[: max(1, min(offer.channels, MOST_CHANNELS))]
         session.control(LaneAnswer(number=offer.number, lane=number, ports=ports, room=self._options.room))
 
@@ -310,7 +310,7 @@ class Lanes:
 
     # ------------------------------------------------------------------------------------------------ packets
 
-    def receive(self, now: float) -> Iterator[Arrived]:
+    def receive(self, now: float) -> Iterator[LaneArrival]:
         """Read what has come; yield the messages that this completes, and those that are to be tried again.
         Whatever the bytes, nothing is raised. Exhaust it.
         """
@@ -325,7 +325,7 @@ class Lanes:
                 if arrived.session.state is SessionState.UP:
                     yield arrived
 
-    def _read(self, packet: Packet, now: float) -> Arrived | None:
+    def _read(self, packet: Packet, now: float) -> LaneArrival | None:
         try:
             kind, number = addressee(packet.data)
             if kind == ACK:
@@ -349,9 +349,9 @@ class Lanes:
         if whole is None:
             return None
         counters.messages_received += 1
-        return Arrived(incoming.session, incoming.lane, whole)
+        return LaneArrival(incoming.session, incoming.lane, whole)
 
-    def keep(self, arrived: Arrived, now: float) -> None:
+    def keep(self, arrived: LaneArrival, now: float) -> None:
         """Keep a message that nobody has room for yet; it counts as what is not complete does."""
         self._kept.append(arrived)
         arrived.lane.bytes += len(arrived.whole.payload)
@@ -403,12 +403,12 @@ class Lanes:
         if stale is not None:
             self._by_number.pop(stale.number, None)
         key = self._tokens.getrandbits(8 * KEY_BYTES).to_bytes(KEY_BYTES, "little")
-        outgoing = _Outgoing(session, self._new_number(), key)
+        outgoing = _OutgoingLane(session, self._new_number(), key)
         outgoing.offered_at, outgoing.retry_at = now, now + _ANSWER_S
         self._outgoing[session.peer] = self._by_number[outgoing.number] = outgoing
         session.control(LaneOffer(number=outgoing.number, key=key, channels=len(self._packets.ports)))
 
-    def _fail(self, outgoing: _Outgoing, lane: SendingLane, now: float) -> list[SendQueueItem]:
+    def _fail(self, outgoing: _OutgoingLane, lane: SendingLane, now: float) -> list[SendQueueItem]:
         peer = outgoing.session.peer
         failures = self._failures[peer] = self._failures.get(peer, 0) + 1
         outgoing.lane = None
@@ -418,7 +418,7 @@ class Lanes:
         self.counters.add("lane_failures")
         return lane.take_all()
 
-    def _depart(self, outgoing: _Outgoing, channel: int, dscp: int, number: int, content: bytes) -> None:
+    def _depart(self, outgoing: _OutgoingLane, channel: int, dscp: int, number: int, content: bytes) -> None:
         packet = seal_packet(outgoing.cipher, DATA, outgoing.theirs, number, content)
         outgoing.session.counters.bytes_sent += len(packet)
         self._packets.transmit(channel, packet, outgoing.host, outgoing.ports[channel], dscp)

@@ -23,8 +23,8 @@ __all__ = [
     "MOST_RANGES",
     "OVERHEAD",
     "Cipher",
-    "Fragment",
     "Opened",
+    "PacketFragment",
     "acknowledgement",
     "addressee",
     "fragment",
@@ -79,7 +79,7 @@ class Opened(NamedTuple):
     content: bytes
 
 
-class Fragment(NamedTuple):
+class PacketFragment(NamedTuple):
     """What a packet of values carries."""
 
     message: int
@@ -143,11 +143,11 @@ def open_packet(cipher: Cipher, packet: bytes) -> Opened:
 
 
 def fragment(message: int, floor: int, offset: int, total: int, values: bytes) -> bytes:
-    """Return the content of a packet of values; see `Fragment`."""
+    """Return the content of a packet of values; see `PacketFragment`."""
     return _FRAGMENT.pack(message, floor, offset, total) + values
 
 
-def read_fragment(content: bytes) -> Fragment:
+def read_fragment(content: bytes) -> PacketFragment:
     """Return what a packet of values carries.
 
     Raises:
@@ -156,7 +156,7 @@ def read_fragment(content: bytes) -> Fragment:
     if len(content) < _FRAGMENT.size:
         raise FrameError(f"{len(content)} bytes that are no fragment")
     message, floor, offset, total = _FRAGMENT.unpack_from(content)
-    read = Fragment(message, floor, offset, total, content[_FRAGMENT.size :])
+    read = PacketFragment(message, floor, offset, total, content[_FRAGMENT.size :])
     if read.offset != HEAD and not (
         read.offset % FRAGMENT == 0 and len(read.values) == min(FRAGMENT, read.total - read.offset)
     ):
