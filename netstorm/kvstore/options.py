@@ -9,10 +9,11 @@ import netstorm
 from netstorm.addresses import host_port
 from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
 from netstorm.protocol.messages import Join, LossTerms
+from netstorm.pslite.datagram.lanes import LaneOptions
 from netstorm.pslite.link_meter import MeterOptions
 from netstorm.settings import JOB_WIDE, Settings, declarations
 
-__all__ = ["NodeOptions", "explicit_job_settings", "loss_terms", "meter_options"]
+__all__ = ["NodeOptions", "explicit_job_settings", "lane_options", "loss_terms", "meter_options"]
 
 _LARGEST_BOUND: Final = 0.99
 """For gradients all of which may be late, as with DMLC_K=0: something must count."""
@@ -146,4 +147,27 @@ def loss_terms(settings: Settings) -> LossTerms | None:
     if not bound:
         return None
     important = settings.dgt_important if settings.dgt else 0.0
-    return LossTerms(bound=bound, deadline_s=settings.deadline_s, important=important)
+    return LossTerms(
+        bound=bound,
+        deadline_s=settings.deadline_s,
+        important=important,
+        least=settings.dgt_least_important if settings.dgt and settings.dgt_adaptive else -1.0,
+        newest=settings.dgt_newest,
+    )
+
+
+def lane_options(settings: Settings) -> LaneOptions | None:
+    """Return how the settings ask for datagrams; None: not at all.
+
+    ENABLE_DGT asks for them, too, as GeoMX's has UDP channels, but only between machines: within one, TCP is
+    faster.
+    """
+    if not settings.datagrams and not settings.dgt:
+        return None
+    return LaneOptions(
+        channels=settings.datagram_channels,
+        explicit=settings.datagrams,
+        block=settings.dgt_block,
+        newest=settings.dgt_newest,
+        info=settings.dgt_info,
+    )

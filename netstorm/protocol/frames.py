@@ -50,6 +50,7 @@ __all__ = [
     "check_size",
     "checksum",
     "clean",
+    "clean_body",
     "constant_payload",
     "decode_body",
     "encode_body",
@@ -85,6 +86,7 @@ _REST: Final = struct.Struct("<IQq")
 
 _ANY_MESSAGE = (
     m.Hello | m.Welcome | m.Refused | m.Ack | m.Nack | m.Query | m.Goodbye
+    | m.LaneOffer | m.LaneAnswer
     | m.Heartbeat | m.Waiting | m.Measured | m.NodeStatus
     | m.Part | m.Delivered
     | m.Join | m.Joined | m.RegisterKeys | m.KeysRegistered
@@ -227,15 +229,8 @@ def open_frames(frame: Buffer, frames: int) -> Header:
     has_payload = bool(flags & _HAS_PAYLOAD)
     if frames != 1 + has_payload:
         raise FrameError(f"a message of {frames} frames, where its header announces {1 + has_payload}")
-    try:
-        message = decode_body(memoryview(data)[_PREFIX.size :])
-        cleaner = _cleaners.get(type(message), clean)
-        if cleaner is not None:
-            message = cleaner(message)
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
-        raise FrameError(f"the body does not decode: {error}") from None
     return Header(
-        message=message,
+        message=clean_body(memoryview(data)[_PREFIX.size :]),
         sequence=sequence,
         sent_at=sent_at,
         payload_crc=None if flags & _UNCHECKED else payload_crc,
@@ -243,6 +238,22 @@ def open_frames(frame: Buffer, frames: int) -> Header:
         resent=bool(flags & _RESENT),
         contended=bool(flags & _CONTENDED),
     )
+
+
+def clean_body(body: Buffer) -> m.Message:
+    """Return the message of a peer's bytes, with printable texts.
+
+    Raises:
+        FrameError: they are no message.
+    """
+    try:
+        message = decode_body(body)
+        cleaner = _cleaners.get(type(message), clean)
+        if cleaner is not None:
+            message = cleaner(message)
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
+        raise FrameError(f"the body does not decode: {error}") from None
+    return message
 
 
 # How large a message may be before it is decoded, by its class and by who has sent it.

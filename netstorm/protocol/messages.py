@@ -56,6 +56,8 @@ __all__ = [
     "KeySpec",
     "KeysAnnounced",
     "KeysRegistered",
+    "LaneAnswer",
+    "LaneOffer",
     "Leave",
     "LinkMeasure",
     "LinkRestored",
@@ -239,6 +241,30 @@ class Goodbye(SessionMessage, frozen=True, tag=7):
     """The sender ends this session on purpose; silence from now on is no failure."""
 
 
+class LaneOffer(SessionMessage, frozen=True, tag=8):
+    """The sender has values that may be late, and would send them as packets beside this session."""
+
+    number: int
+    """By which acknowledgements of packets name the lane; the sender has no other one of this number."""
+    key: bytes
+    """Random, of the lane alone: packets are encrypted and authenticated with it."""
+    channels: int
+    """Sockets that the sender has."""
+
+
+class LaneAnswer(SessionMessage, frozen=True, tag=9):
+    """Answer to `LaneOffer`: packets may come."""
+
+    number: int
+    """That of the offer."""
+    lane: int
+    """By which packets of values name the lane."""
+    ports: tuple[int, ...]
+    """UDP ports of the sender's host, a channel each."""
+    room: int
+    """Bytes of incomplete messages that may be under way."""
+
+
 # Values: what synchronous rounds carry, and its confirmation on auxiliary paths.
 
 
@@ -262,6 +288,10 @@ class LossTerms(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Share of the chunks that must be complete, those with the largest values (DGT); 0: none."""
     mass: float = 0.0
     """Sum of the absolute values of the contributions in this part; of a result 0."""
+    least: float = -1.0
+    """What `important` falls to as results become smaller; negative: it stays."""
+    newest: float = 0.3
+    """Weight of the newest result in the means that chunks are ranked by."""
 
 
 class Part(DataMessage, frozen=True, tag=40):

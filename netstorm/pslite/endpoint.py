@@ -31,12 +31,14 @@ from netstorm.protocol.frames import (
     Peer,
     check_size,
     checksum,
+    clean_body,
     decode_body,
     encode_body,
     open_frames,
     seal,
     tag_in,
 )
+from netstorm.pslite.datagram.lanes import LaneArrival, Lanes
 from netstorm.pslite.link_meter import LinkMeter
 from netstorm.pslite.machine import (
     Admit,
@@ -88,7 +90,10 @@ class Endpoint:
         process: what this process tells its peers about itself.
         counters: what was dropped or refused.
         watched: what a machine that watches connections is to be told.
+        lanes: for values that may be late; None: everything goes over sessions.
     """
+
+    lanes: Lanes | None = None
 
     def __init__(
         self,
@@ -211,12 +216,13 @@ class Endpoint:
         if isinstance(instruction.message, m.Datagram):
             session.submit_datagram(body)
         else:
-            session.submit(
-                SendQueueItem(
-                    body, instruction.payload, instruction.order, instruction.payload_crc, instruction.tag
-                ),
-                now,
+            item = SendQueueItem(
+                body, instruction.payload, instruction.order, instruction.payload_crc, instruction.tag
             )
+            if self.lanes is None or not self.lanes.take(
+                session, instruction.message, instruction.payload, item, now
+            ):
+                session.submit(item, now)
         sessions.dirty[session] = None
 
     def take_back(self, instruction: TakeBack) -> None:
@@ -226,6 +232,10 @@ class Endpoint:
             untransmitted = session.sending.take_back(instruction.wanted)
             if untransmitted and instruction.then is not None:
                 taken += as_sends(session.peer, untransmitted)
+        if self.lanes is not None:
+            # What nobody wants any more need not be put together; anything else may be, and goes on.
+            for peer, item in self.lanes.take_back(instruction.wanted, begun=instruction.then is None):
+                taken += as_sends(peer, [item])
         if taken and instruction.then is not None:
             instruction.then(taken)
 
@@ -237,6 +247,8 @@ class Endpoint:
         )
         for session in sessions:
             if session is not None:
+                for item in () if self.lanes is None else self.lanes.end(session):
+                    session.submit(item, now)
                 session.end(now, at_once=instruction.at_once)
                 self._sessions.begin_ending(session)
 
@@ -316,6 +328,26 @@ class Endpoint:
         self._sessions.dirty[session] = None
         if event.refused:
             self.watched.refused(session.peer, event.reason, now)
+
+    def read_lanes(self, lanes: Lanes, now: float) -> None:
+        """Deliver what has come over lanes."""
+        for arrived in lanes.receive(now):
+            self._arrived(arrived, now)
+
+    def _arrived(self, arrived: LaneArrival, now: float) -> None:
+        """Deliver a message that has come over a lane, now or once there is room for it."""
+        try:
+            message = clean_body(arrived.whole.body)
+            if not isinstance(message, m.Part):
+                raise ProtocolViolation(f"{type(message).__name__} over a lane")
+        except PeerError as error:
+            self._note("protocol", arrived.session, str(error), now)
+            return
+        try:
+            self._deliver(arrived.session, message, arrived.whole.payload, None, now)
+        except NoRoom:
+            if self.lanes is not None:
+                self.lanes.keep(arrived, now)
 
     def _sequenced(self, session: Session, header: Header, frames: tuple[Buffer, ...], now: float) -> None:
         message, sequence = header.message, header.sequence
@@ -423,12 +455,23 @@ class Endpoint:
                 session.welcome(message, now)
             else:
                 session.refused(message, now)
+        elif isinstance(message, (m.LaneOffer, m.LaneAnswer)):
+            self._lane_message(session, message, now)
         elif session.state in (SessionState.UP, SessionState.CLOSING) or isinstance(message, m.Goodbye):
             session.receive_session_message(message, now)
         else:
             session.counters.drop("not_up")
         if session.state in _OVER:
             self._check_end(session, now)
+
+    def _lane_message(self, session: Session, message: m.LaneOffer | m.LaneAnswer, now: float) -> None:
+        """Let this process's lanes handle an offer, or the answer to one; without lanes it is ignored."""
+        if self.lanes is None or session.state is not SessionState.UP:
+            self.counters.add("lane_offers_refused")
+        elif isinstance(message, m.LaneOffer):
+            self.lanes.offered(session, message)
+        else:
+            self.lanes.answered(session, message, now)
 
     # ---------------------------------------------------------------- which processes get a session: Hellos
 
@@ -540,7 +583,8 @@ class Endpoint:
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        return min(self._pending.retry_at, self._timers.next())
+        due = min(self._pending.retry_at, self._timers.next())
+        return due if self.lanes is None else min(due, self.lanes.next_flush())
 
     def flush(self, van: Transmitter, now: float) -> None:
         """Hand over to the van the acknowledgements and all messages that windows allow."""
@@ -561,6 +605,11 @@ class Endpoint:
             sessions.dirty.update(self._without_room.request())
         if self._inquiries or self._trials:
             self._try_connections(van)
+        if self.lanes is not None:
+            for failed, items in self.lanes.flush(now):
+                for item in items:
+                    failed.submit(item, now)
+                sessions.dirty[failed] = None
         while sessions.dirty or sessions.released:
             while sessions.released:
                 van.close(sessions.released.pop())
@@ -605,12 +654,22 @@ class Endpoint:
 
     def idle(self) -> bool:
         """Return whether everything sent has been acknowledged and no session is ending."""
-        return self._sessions.idle()
+        return self._sessions.idle() and (self.lanes is None or self.lanes.idle())
 
     def link_state(self, peer: Peer) -> LinkState:
         """Return the present state of the link to a peer."""
         session = self._sessions.of(peer)
-        return LinkState() if session is None else session.sending.state()
+        state = LinkState() if session is None else session.sending.state()
+        lane = None if self.lanes is None else self.lanes.state(peer)
+        if lane is None:
+            return state
+        return LinkState(
+            messages=state.messages + lane.messages,
+            bytes=state.bytes + lane.bytes,
+            window=max(state.window, lane.window),
+            rate=max(state.rate, lane.rate),
+            latency_s=lane.latency_s,
+        )
 
     def links(self) -> dict[tuple[Peer, bool], dict[str, int]]:
         """Return what went over each link, present or past, by peer and whether it was opened here."""
@@ -625,6 +684,8 @@ class Endpoint:
     def _check_end(self, session: Session, now: float) -> None:
         """Take a session that is ending or has ended out of the table."""
         if session.state in _OVER:
+            if self.lanes is not None:
+                session.undelivered += self.lanes.end(session)
             current = self._sessions.remove(session)
             if current and session.state is SessionState.CLOSING:
                 self._sessions.ending[session] = None
@@ -865,6 +926,8 @@ class Stack(Generic[M]):
 
     def flush(self, van: Transmitter, now: float) -> None:
         """Carry out all instructions of the machine, acknowledge, and hand messages over to the van."""
+        if self.endpoint.lanes is not None:
+            self.endpoint.read_lanes(self.endpoint.lanes, now)
         self._carry_out(now)
         self.endpoint.flush(van, now)
         watched = self.endpoint.watched

@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from netstorm import clock
-from netstorm.errors import Closed
+from netstorm.errors import Closed, SettingsError
 from netstorm.observe.log import Counters
 from netstorm.observe.trace import Trace
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.admission import load_credentials
+from netstorm.pslite.datagram.lanes import LaneOptions, Lanes
+from netstorm.pslite.datagram.sockets import DatagramSockets
 from netstorm.pslite.endpoint import Endpoint, LoggedEndpoint, Stack
 from netstorm.pslite.guard import most_sessions
 from netstorm.pslite.host_addresses import boot_number, is_own_address
@@ -379,6 +381,7 @@ def start_driver(
     dscp: int = 0,
     unmarked: tuple[str, int] | None = None,
     traffic: HostTraffic | None = None,
+    lanes: LaneOptions | None = None,
 ) -> Driver[M]:
     """Listen, and start a machine.
 
@@ -396,6 +399,7 @@ def start_driver(
         dscp: differentiated services code point of packets; 0: none.
         unmarked: host and port to which packets are not marked.
         traffic: see `Endpoint`.
+        lanes: how values that may be late go as datagrams; None: over sessions.
 
     Raises:
         SettingsError: the address or port cannot be listened on, or there is no key for it.
@@ -439,6 +443,16 @@ def start_driver(
             memory=van.memory if settings.shared_memory else None,
             is_own=is_own_address,
         )
+        if lanes is not None:
+            sockets = DatagramSockets(bind_host, settings.datagram_port, lanes.channels, counters=counters)
+            van.on_shut = sockets.close
+            try:
+                endpoint.lanes = Lanes(lanes, sockets, counters=counters, tokens=random.SystemRandom())
+                sockets.listen(van.watch)
+            except SettingsError as error:
+                if lanes.explicit:
+                    raise
+                _log.info("no datagrams, all sums go over TCP: %s", error)
         thread = IoThread(
             Stack(machine, endpoint), van, switch_interval_s=settings.switch_interval_s, name=name
         )

@@ -247,6 +247,11 @@ class Session(ABC):
         if self.state is SessionState.UP:
             self._datagrams.append(body)
 
+    def control(self, message: m.SessionMessage) -> None:
+        """Send a message for the session itself; without a connection it is dropped."""
+        if self.state is SessionState.UP:
+            self._control.append(message)
+
     def end(self, now: float, *, at_once: bool) -> None:
         """End the session on purpose; unless `at_once`, after everything queued is acknowledged."""
         self.ending = True

@@ -130,6 +130,8 @@ class ZmqVan:
         self._resolved: deque[tuple[ZmqLink, str, str]] = deque()
         """Finished name look-ups: the link, the address or "", the error or ""."""
         self._shut = False
+        self.on_shut: Callable[[], None] = lambda: None
+        """Closes what else belongs to the process's transport."""
         self._descriptors: Final = DescriptorPoller(self._connect_resolved)
         self._guard.watch(self._watch_fd)
         abandon_after_fork(self)
@@ -326,6 +328,7 @@ class ZmqVan:
             self._router.close(linger_ms)
         self._guard.close()
         self._descriptors.close()
+        self.on_shut()
         self._context.term()
         self.memory.close()
 
@@ -347,6 +350,7 @@ class ZmqVan:
         self.memory.close()
         close_inherited(self._port, {(link.address, link.port) for link in self._links.values()})
         self._descriptors.close()
+        self.on_shut()
 
     # --------------------------------------------------------------------------------------------- connecting
 

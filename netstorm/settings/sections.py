@@ -631,7 +631,8 @@ class TimeoutSettings:
         0,
         "",
         "differential gradient transmission, GeoMX's name; 0: off; any other value: chunks with large values "
-        "go first on every link, and the largest DMLC_K of them always count",
+        "go first on every link, and the largest DMLC_K of them always count; sums go as datagrams between "
+        "machines (NETSTORM_DATAGRAMS) if the package cryptography is there",
     )
     dgt_important: float = setting(
         "DMLC_K",
@@ -639,6 +640,60 @@ class TimeoutSettings:
         0.8,
         "ratio",
         "with ENABLE_DGT: share of the chunks that always count, those with the largest values; GeoMX's name",
+    )
+    dgt_adaptive: bool = setting(
+        "ADAPTIVE_K_FLAG",
+        switch(),
+        False,
+        "",
+        "with ENABLE_DGT: DMLC_K falls with the mean absolute value of results, from that of the first ones "
+        "on, down to DMLC_K_MIN; GeoMX's name",
+    )
+    dgt_least_important: float = setting(
+        "DMLC_K_MIN", ratio(), 0.2, "ratio", "with ADAPTIVE_K_FLAG: what DMLC_K falls to; GeoMX's name"
+    )
+    dgt_newest: float = setting(
+        "DGT_CONTRIBUTION_ALPHA",
+        ratio(),
+        0.3,
+        "ratio",
+        "with ENABLE_DGT: weight of the newest values in the means that chunks are ranked by; GeoMX's name",
+    )
+    dgt_block: int = setting(
+        "DGT_BLOCK_SIZE",
+        amount(1),
+        4096,
+        "bytes",
+        "values whose packets are marked alike, as important or not; at least a packet's; GeoMX's name",
+    )
+    dgt_info: bool = setting(
+        "DGT_INFO",
+        switch(),
+        False,
+        "",
+        "log every ten seconds what this node's datagrams do; GeoMX's name",
+    )
+    datagrams: bool = setting(
+        "NETSTORM_DATAGRAMS",
+        switch(),
+        False,
+        "",
+        "sums that may be late (NETSTORM_LOSS_BOUND, ENABLE_DGT) go as encrypted UDP packets that need no "
+        "order; everything else, and sums where no packet arrives, over TCP",
+    )
+    datagram_channels: int = setting(
+        "DMLC_UDP_CHANNEL_NUM",
+        whole(1, 16),
+        3,
+        "sockets",
+        "for datagrams: networks that balance by ports give each a path of its own; GeoMX's name",
+    )
+    datagram_port: int = setting(
+        "NETSTORM_DATAGRAM_PORT",
+        whole(0, 65_535),
+        0,
+        "",
+        "first of the UDP ports for datagrams, one for each of DMLC_UDP_CHANNEL_NUM; 0: any that are free",
     )
     link_timeout_s: float = setting(
         "NETSTORM_LINK_TIMEOUT",
@@ -728,6 +783,9 @@ JOB_WIDE: Final = (
     "deadline_s",
     "dgt",
     "dgt_important",
+    "dgt_adaptive",
+    "dgt_least_important",
+    "dgt_newest",
     "reproducible",
     "job_weight",
 )
@@ -1066,6 +1124,11 @@ def conflicts(s: Sections) -> list[str]:
         found.append(
             f"NETSTORM_MAX_MESSAGE={s.max_message_bytes}: expected at least {s.chunk_size * _WIDEST_ELEMENT} "
             f"bytes, one chunk of CHUNK_SIZE={s.chunk_size} elements of {_WIDEST_ELEMENT} bytes"
+        )
+    if s.datagrams and not s.loss_bound and not s.dgt:
+        found.append(
+            "NETSTORM_DATAGRAMS=1: expected NETSTORM_LOSS_BOUND or ENABLE_DGT, too, since only sums that may "
+            "be late go as datagrams"
         )
     return found + _key_conflicts(s)
 

@@ -140,10 +140,6 @@ _INSTEAD: Final = {
     "keys are cut into chunks (CHUNK_SIZE), and higher priorities go first on every link": (
         "ENABLE_P3", "MXNET_KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_SLICE_THRESHOLD",
     ),
-    "ENABLE_DGT sends over TCP, with the share DMLC_K and the deadline NETSTORM_DEADLINE": (
-        "ADAPTIVE_K_FLAG", "DGT_BLOCK_SIZE", "DGT_CONTRIBUTION_ALPHA", "DGT_INFO", "DMLC_K_MIN",
-        "DMLC_UDP_CHANNEL_NUM",
-    ),
     "the transport is ZeroMQ over TCP, which delivers exactly once; NETSTORM_WINDOW bounds its memory": (
         "DMLC_LOCAL", "DMLC_PS_VAN_TYPE", "DMLC_PS_WATER_MARK", "PS_DROP_MSG", "PS_RESEND",
         "PS_RESEND_TIMEOUT",

@@ -43,7 +43,8 @@ def test_new_variables_begin_with_netstorm_and_old_names_are_kept():
     assert old == {
         *("DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"),
         *("DMLC_NODE_HOST", "DMLC_INTERFACE", "PS_VERBOSE", "PS_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_TIMEOUT"),
-        *("ENABLE_DGT", "DMLC_K"),
+        *("ENABLE_DGT", "DMLC_K", "DMLC_K_MIN", "ADAPTIVE_K_FLAG", "DMLC_UDP_CHANNEL_NUM"),
+        *("DGT_BLOCK_SIZE", "DGT_CONTRIBUTION_ALPHA", "DGT_INFO"),
         "MXNET_KVSTORE_SIZE_LOWER_BOUND",
         *("MXNET_KVSTORE_USE_HFA", "MXNET_KVSTORE_HFA_K1", "MXNET_KVSTORE_HFA_K2"),
         *(

@@ -22,7 +22,7 @@ from netstorm.errors import Closed, SettingsError, WaitTimeout
 from netstorm.kvstore.membership import DriverStatus, time_server_address
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.operations import Operation
-from netstorm.kvstore.options import NodeOptions
+from netstorm.kvstore.options import NodeOptions, lane_options
 from netstorm.observe.log import Counters
 from netstorm.observe.trace import Trace, trace_path
 from netstorm.observe.web import WebAccess, WebRefusals, WebServer, metrics_page, pages
@@ -115,6 +115,7 @@ class NodeProcess:
             dscp=settings.dscp,
             unmarked=(scheduler, settings.scheduler_port),
             traffic=SharedTraffic(settings.job_priority) if settings.job_priority else None,
+            lanes=lane_options(settings),
         )
         self.node: Final = self.driver.machine
         if settings.rank <= 0:  # once a job

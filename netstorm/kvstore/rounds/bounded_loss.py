@@ -48,9 +48,6 @@ __all__ = [
 # ranks, so all ranks must send the same chunks first: they are ranked by their sums, which are the same
 # everywhere.
 
-_NEWEST: Final = 0.3
-"""Weight of the newest result in the mean. GeoMX's default (DGT_CONTRIBUTION_ALPHA)."""
-
 
 class Importance:
     """The means of all chunks of all keys of one node."""
@@ -58,14 +55,33 @@ class Importance:
     def __init__(self) -> None:
         self._means: Final[dict[int, npt.NDArray[np.float64]]] = {}
         """By key; NaN: not known."""
+        self._first: Final[dict[int, float]] = {}
+        """By key: the mean of all its chunks when they were first known."""
 
-    def record(self, key: int, chunk: int, chunks: int, mean: float) -> None:
-        """Record the mean absolute value of a chunk's result, of a key with so many chunks."""
+    def record(self, key: int, chunk: int, chunks: int, mean: float, newest: float = 0.3) -> None:
+        """Record the mean absolute value of a chunk's result, of a key with so many chunks; `newest`: its
+        weight in the moving mean (DGT_CONTRIBUTION_ALPHA).
+        """
         means = self._means.get(key)
         if means is None or len(means) != chunks:
             means = self._means[key] = np.full(chunks, np.nan)
         known = means[chunk]
-        means[chunk] = mean if math.isnan(known) else (1 - _NEWEST) * known + _NEWEST * mean
+        means[chunk] = mean if math.isnan(known) else (1 - newest) * known + newest * mean
+        if key not in self._first and np.isfinite(means).all():
+            self._first[key] = float(means.mean())
+
+    def share(self, keys: Iterable[int], terms: LossTerms) -> float:
+        """Return the share of a step's chunks that are important: it falls with their means, from that of the
+        first results on (ADAPTIVE_K_FLAG), or stays.
+
+        DGT's reason holds: small gradients, late in the training, harm less if some of them are late.
+        """
+        known = [key for key in keys if key in self._first]
+        first = sum(self._first[key] for key in known)
+        if terms.least < 0 or not first > 0:
+            return terms.important
+        now = sum(float(self._means[key].mean()) for key in known)
+        return min(terms.important, max(terms.least, terms.important * now / first))
 
     def order(self, key: int, chunks: int) -> list[int] | None:
         """Return the places of a key's chunks, the most important first; None: not all are known."""
@@ -101,6 +117,7 @@ class Importance:
     def clear(self) -> None:
         """Forget everything."""
         self._means.clear()
+        self._first.clear()
 
 
 # When a root may end chunks without some contributions: what is missing is a small share of all.
@@ -273,7 +290,7 @@ class BoundedLoss(Extension):
         if loss.terms.important:
             start, end = round.layout.bounds[chunk]
             mean = mass_of_payload(payload, round.form, end - start) / max(1, end - start)
-            self._importance.record(round.key.identity, chunk, round.layout.chunks, mean)
+            self._importance.record(round.key.identity, chunk, round.layout.chunks, mean, loss.terms.newest)
         key, missing = round.key.identity, round.plan_of(chunk).everybody & ~contributors
         self._missed.record(key, chunk, missing)
         if missing:
@@ -351,7 +368,8 @@ class BoundedLoss(Extension):
         important: set[tuple[int, int]] | None = set()
         if rounds and rounds[0].loss is not None:
             identities = [round.key.identity for round in rounds]
-            important = self._importance.chosen(identities, rounds[0].loss.terms.important)
+            share = self._importance.share(identities, rounds[0].loss.terms)
+            important = self._importance.chosen(identities, share)
         for round in rounds:
             loss = round.loss
             if loss is None or not loss.overdue:

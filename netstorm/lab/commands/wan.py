@@ -50,6 +50,12 @@ def up(
     congestion: Annotated[
         str, typer.Option(metavar="NAME", help="TCP congestion control of all namespaces.")
     ] = "bbr",
+    queues: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="fifo, or dscp: priorities and selective dropping by code point (relay)."
+        ),
+    ] = "fifo",
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay, and take the network down at Ctrl-C or SIGTERM.")
     ] = False,
@@ -68,7 +74,12 @@ def up(
 
     with exit_on_usage_error():
         made = Wan.up(
-            load_network(network), name=name, backend=backend, congestion=congestion, detached=not foreground
+            load_network(network),
+            name=name,
+            backend=backend,
+            congestion=congestion,
+            queues=queues,
+            detached=not foreground,
         )
         if not foreground:
             print(up_text(made))

@@ -65,7 +65,9 @@ def main() -> None:
         _answer_starter(error=str(error))
         return
     try:
-        made, why, pinned = build(layout, backend=order["backend"], congestion=order["congestion"])
+        made, why, pinned = build(
+            layout, backend=order["backend"], congestion=order["congestion"], queues=order["queues"]
+        )
         links.append(made)
         daemon = _Daemon(layout, made, why=why, pinned=pinned, order=order, claim=claim)
         _answer_starter(ready=True)

@@ -39,11 +39,11 @@ from netstorm.lab.emulation.namespaces import (
     raise_priority,
     write_sysctl,
 )
-from netstorm.lab.emulation.shaping import LARGEST, Shaper, destination, source
+from netstorm.lab.emulation.shaping import LARGEST, PriorityShaper, Shaper, destination, source
 from netstorm.pslite.system import TimerFd
 from netstorm.topology.network import Link, Rank, changed_link
 
-__all__ = ["BACKENDS", "Links", "available_congestion_controls", "build", "kernel_obstacle"]
+__all__ = ["BACKENDS", "QUEUES", "Links", "available_congestion_controls", "build", "kernel_obstacle"]
 
 
 # Links made by the kernel's own queueing disciplines: see `netem` for the commands.
@@ -180,8 +180,9 @@ class RelayLinks:
 
     name: Final = "relay"
 
-    def __init__(self, layout: NetworkLayout) -> None:
-        """Plan the links; `make` makes them."""
+    def __init__(self, layout: NetworkLayout, queues: str = "fifo") -> None:
+        """Plan the links; `make` makes them. `queues`: one of `QUEUES`."""
+        self._shaper: Final = PriorityShaper if queues == "dscp" else Shaper
         self._layout: Final = layout
         self._children: Final[list[_Child]] = []
 
@@ -268,7 +269,7 @@ class RelayLinks:
                 key=f"{link.source}-{link.target}",
                 reads=reads,
                 writes=writes,
-                shaper=Shaper(rate=link.rate, latency=link.latency, loss=link.loss, random=Random()),
+                shaper=self._shaper(rate=link.rate, latency=link.latency, loss=link.loss, random=Random()),
                 egress=caps.get((link.source, True)),
                 ingress=caps.get((link.target, False)),
             )
@@ -319,6 +320,7 @@ class RelayLinks:
 
 Links: TypeAlias = RelayLinks | KernelLinks
 BACKENDS: Final = ("auto", "netem", "relay")
+QUEUES: Final = ("fifo", "dscp")
 
 _SYSCTLS: Final = {
     "net.ipv4.ip_forward": "1",
@@ -346,7 +348,9 @@ def available_congestion_controls() -> list[str]:
         return []
 
 
-def build(layout: NetworkLayout, *, backend: str, congestion: str) -> tuple[Links, str, str]:
+def build(
+    layout: NetworkLayout, *, backend: str, congestion: str, queues: str = "fifo"
+) -> tuple[Links, str, str]:
     """Build a network.
 
     If it fails, the caller removes what was built so far, by its names.
@@ -365,7 +369,7 @@ def build(layout: NetworkLayout, *, backend: str, congestion: str) -> tuple[Link
         )
     names = [layout.namespace(rank) for rank in layout.network.ranks]
     batch("ip", None, [f"netns add {name}" for name in names])
-    links, why = _links(layout, backend, names[0])
+    links, why = _links(layout, backend, names[0], queues)
     pinned = True
     for rank, name in zip(layout.network.ranks, names, strict=True):
         for sysctl, value in _SYSCTLS.items():
@@ -392,7 +396,11 @@ def build(layout: NetworkLayout, *, backend: str, congestion: str) -> tuple[Link
     return links, why, "sysctl" if pinned else "routes"
 
 
-def _links(layout: NetworkLayout, backend: str, a_namespace: str) -> tuple[Links, str]:
+def _links(layout: NetworkLayout, backend: str, a_namespace: str, queues: str) -> tuple[Links, str]:
+    if queues == "dscp":
+        if backend == "netem":
+            raise UsageError("--queues dscp with --backend netem: only the relay has queues by code point")
+        return RelayLinks(layout, queues), "relay, which has queues by code point"
     if backend == "relay":
         return RelayLinks(layout), "relay, as asked for"
     netem = has_netem(a_namespace)
@@ -511,6 +519,9 @@ class Relay:
         self._ingress: Final = list(
             {id(one.ingress): one.ingress for one in directions if one.ingress}.values()
         )
+        self._prioritised: Final = [
+            direction.shaper for direction in directions if isinstance(direction.shaper, PriorityShaper)
+        ]
         self._armed_for = 0.0
         for descriptor in (*self._by_descriptor, control.fileno(), self._timer.fileno()):
             self._poll.register(descriptor, select.EPOLLIN)
@@ -544,6 +555,8 @@ class Relay:
         write = os.write
         for cap in self._egress:
             soonest = min(soonest, _drain_cap(cap, limit, onwards=True))
+        for shaper in self._prioritised:
+            soonest = min(soonest, shaper.advance(limit))
         for direction in self._straight:
             queue = direction.shaper.queue
             while queue:

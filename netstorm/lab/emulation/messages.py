@@ -41,6 +41,7 @@ class Order(TypedDict):
     """Text of the network file."""
     backend: str
     congestion: str
+    queues: str
     start_changes: bool
 
 

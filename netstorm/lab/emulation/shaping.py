@@ -15,8 +15,10 @@ __all__ = [
     "HEADER_BYTES",
     "LARGEST",
     "LEAST_BUFFER",
+    "PriorityShaper",
     "Shaper",
     "buffer_bytes",
+    "code_point",
     "destination",
     "measure",
     "source",
@@ -118,15 +120,25 @@ class Shaper:
         free_at = max(free_at, now)
         room = self._buffer - (free_at - now) * self._bytes_per_s
         if size > room:
-            fitting = int(room * segments // size)
-            self.dropped += segments - fitting
-            pieces = split(packet, [True] * fitting + [False] * (segments - fitting)) if fitting > 0 else []
-            if not pieces:
-                self.dropped += fitting
+            packet = self._fit(packet, segments, size, room)
+            if not packet:
                 return
-            (packet, segments) = pieces[0]
             segments, size = measure(packet)
-        self._free_at = free_at = free_at + size / self._bytes_per_s
+        self._leave(packet, segments, size, free_at)
+
+    def _fit(self, packet: bytes, segments: int, size: int, room: float) -> bytes:
+        """Return what a queue has room for of a packet; empty: nothing. The rest is dropped."""
+        fitting = max(0, int(room * segments // size))
+        self.dropped += segments - fitting
+        pieces = split(packet, [True] * fitting + [False] * (segments - fitting)) if fitting else []
+        if not pieces:
+            self.dropped += fitting
+            return b""
+        return pieces[0][0]
+
+    def _leave(self, packet: bytes, segments: int, size: int, at: float) -> None:
+        """Have a packet leave the queue, beginning at a time."""
+        self._free_at = free_at = at + size / self._bytes_per_s
         if self._till_loss >= segments:
             self._till_loss -= segments
             self.carried += segments
@@ -167,6 +179,70 @@ class Shaper:
         if self._loss <= 0:
             return _NEVER
         return int(math.log(1.0 - self._random.random()) / math.log1p(-self._loss))
+
+
+# The same with the queues of a switch as MLT sets it up (Wang et al., NSDI 2024, 4.2): strict priorities by
+# code point, and unimportant packets are dropped while a queue is short.
+#
+# Classes of assured forwarding (RFC 2597) are queues, AF4 the first; a drop precedence of 3 says unimportant.
+# All else, as TCP's results and acknowledgements, goes first: MLT has a priority for control packets, too.
+
+_QUEUES: Final = 5
+_UNIMPORTANT: Final = (1.0, 0.2, 0.25, 0.3, 0.35)
+"""Share of the buffer that may be taken when an unimportant packet of each queue comes. Front layers, whose
+queues are the first, have the lower thresholds, as in MLT: what is lost of them costs the least."""
+
+_AF_CLASSES: Final = range(1, 5)
+
+
+def code_point(packet: bytes) -> int:
+    """Return the differentiated services code point (RFC 2474) of an IPv4 or IPv6 packet."""
+    first, second = packet[HEADER_BYTES], packet[HEADER_BYTES + 1]
+    return ((first & 15) << 4 | second >> 4) >> 2 if first >> 4 == 6 else second >> 2
+
+
+class PriorityShaper(Shaper):
+    """A `Shaper` with a queue for each class. Call `advance` when the time that it returns has come."""
+
+    __slots__ = ("_queues", "_waiting")
+
+    def __init__(self, *, rate: float, latency: float, loss: float, random: Random) -> None:
+        """Begin empty; see `Shaper`."""
+        super().__init__(rate=rate, latency=latency, loss=loss, random=random)
+        self._queues: Final[tuple[deque[tuple[float, bytes]], ...]] = tuple(deque() for _ in range(_QUEUES))
+        """(When it came, packet)."""
+        self._waiting = 0
+        """Bytes in them."""
+
+    def offer(self, packet: bytes, now: float) -> None:
+        """Queue a packet that arrives now, whole or in part, or drop it."""
+        self.advance(now)
+        segments, size = measure(packet)
+        mark = code_point(packet)
+        queue = _QUEUES - (mark >> 3) if mark >> 3 in _AF_CLASSES and not mark & 1 else 0
+        unimportant = mark & 6 == 6 and queue > 0
+        room = self._buffer * (_UNIMPORTANT[queue] if unimportant else 1.0) - self._waiting
+        if size > room:
+            packet = self._fit(packet, segments, size, room)
+            if not packet:
+                return
+            _, size = measure(packet)
+        self._queues[queue].append((now, packet))
+        self._waiting += size
+        self.advance(now)
+
+    def advance(self, now: float) -> float:
+        """Let packets leave whose turn has come; return when the next one's will, a large number if none
+        waits.
+        """
+        while self._waiting:
+            if self._free_at > now:
+                return self._free_at
+            came, packet = next(queue for queue in self._queues if queue).popleft()
+            segments, size = measure(packet)
+            self._waiting -= size
+            self._leave(packet, segments, size, max(self._free_at, came))
+        return float(_NEVER)
 
 
 # Packets of a TUN device with IFF_VNET_HDR: a header of 10 bytes, then IPv4 or IPv6.

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from netstorm.errors import UsageError
 from netstorm.lab.emulation.layout import NetworkLayout, checked_name
-from netstorm.lab.emulation.links import BACKENDS
+from netstorm.lab.emulation.links import BACKENDS, QUEUES
 from netstorm.lab.emulation.messages import LinkReport, NetworkDescription, NetworkReport, Order
 from netstorm.lab.emulation.namespaces import (
     KEEP,
@@ -97,6 +97,7 @@ class Wan:
         name: str = "",
         backend: str = "auto",
         congestion: str = "bbr",
+        queues: str = "fifo",
         start_changes: bool = True,
         detached: bool = False,
     ) -> Wan:
@@ -108,6 +109,8 @@ class Wan:
             name: for `attach`; empty: a free name.
             backend: "netem" (the kernel's), "relay" (NetStorm's), or "auto": netem if the kernel has it.
             congestion: the TCP congestion control of all namespaces.
+            queues: "fifo", or "dscp": strict priorities by code point, and unimportant packets are dropped
+                while a queue is short, as in MLT's switches.
             start_changes: the times of the network's changes count from now; else from `start_changes`.
             detached: the network outlives this process; else it ends with it, even if the process is killed.
 
@@ -117,6 +120,8 @@ class Wan:
         """
         if backend not in BACKENDS:
             raise UsageError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+        if queues not in QUEUES:
+            raise UsageError(f"queues {queues!r}: expected one of {', '.join(QUEUES)}")
         check_requirements()
         layout = NetworkLayout(name=checked_name(name or _free_name()), network=network)
         order: Order = {
@@ -124,6 +129,7 @@ class Wan:
             "network": dump_network(network),
             "backend": backend,
             "congestion": congestion,
+            "queues": queues,
             "start_changes": start_changes,
         }
         daemon = _start_daemon(order)

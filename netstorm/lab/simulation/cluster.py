@@ -23,6 +23,7 @@ from netstorm.kvstore.node import GeneralNode
 from netstorm.lab.simulation.memory_network import FixedDelay, LinkModel, MemoryNetwork, Timeline
 from netstorm.lab.simulation.network import MessageLog, VirtualNetwork
 from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
+from netstorm.lab.simulation.packets import PacketFaults, PacketNetwork
 from netstorm.lab.simulation.process import (
     Datagrams,
     LocalClock,
@@ -167,12 +168,14 @@ class SimulatedCluster(Simulation):
             `clocks` says.
         knows_links: if not, the scheduler assumes equal links between all nodes, as without a network file
             (with `awareness=True`; all pairs of nodes must be able to talk).
+        packet_faults: what happens to datagrams.
         settings: of all processes, by attribute of `Settings`.
 
     Attributes:
         nodes: by the rank that each asks for.
         faults: makes processes and connections fail.
         policy: the first policy.
+        packets: carries the datagrams.
     """
 
     def __init__(
@@ -193,6 +196,7 @@ class SimulatedCluster(Simulation):
         keep_log: bool = False,
         sync_clocks: bool = False,
         knows_links: bool = True,
+        packet_faults: PacketFaults | None = None,
         **settings: object,
     ) -> None:
         """Set up the cluster; see the class for the arguments."""
@@ -210,8 +214,9 @@ class SimulatedCluster(Simulation):
         self._messages: Final = MessageLog(self.timeline)
         self.network.watch = lambda source, target, header, _: self._messages.record(source, target, header)
         datagrams = Datagrams(self.network, seed=seed) if sync_clocks else None
+        self.packets: Final = PacketNetwork(self.network, packet_faults, seed=seed)
         self._factory: Final = ProcessFactory(
-            self.network, self.settings, seed=seed, clocks=clocks, datagrams=datagrams
+            self.network, self.settings, seed=seed, clocks=clocks, datagrams=datagrams, packets=self.packets
         )
         self._forming_s: Final = forming_s
         self.log: Final = bytearray(MAGIC) if keep_log else None

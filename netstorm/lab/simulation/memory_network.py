@@ -159,6 +159,10 @@ class MemoryNetwork:
         for pipe in self._pipes_between(source, target):
             self._expect_silence(pipe)
 
+    def is_cut(self, source: str, target: str) -> bool:
+        """Return whether nothing arrives at `target` from `source`."""
+        return self._partitions.block(source, target)
+
     def heal(self, source: str, target: str) -> None:
         """End a cut, in both directions. What is in flight on connections that still exist arrives now."""
         self._partitions.heal(source, target)

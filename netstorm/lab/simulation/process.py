@@ -15,12 +15,14 @@ from netstorm import __version__
 from netstorm.errors import FrameError
 from netstorm.kvstore.membership import DriverStatus, time_server_address
 from netstorm.kvstore.node import GeneralNode
-from netstorm.kvstore.options import NodeOptions, explicit_job_settings, meter_options
+from netstorm.kvstore.options import NodeOptions, explicit_job_settings, lane_options, meter_options
 from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
 from netstorm.lab.simulation.memory_network import MemoryNetwork, MemoryVan, Timeline, Timer
+from netstorm.lab.simulation.packets import PacketNetwork
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite import sntp
+from netstorm.pslite.datagram.lanes import Lanes
 from netstorm.pslite.endpoint import Endpoint, Stack
 from netstorm.pslite.machine import Machine
 from netstorm.pslite.proofs import SchedulerSecret
@@ -382,6 +384,7 @@ class ProcessFactory:
         clocks: Callable[[int], LocalClock] | None = None,
         datagrams: Datagrams | None = None,
         traffic: Callable[[str], HostTraffic] | None = None,
+        packets: PacketNetwork | None = None,
     ) -> None:
         """Keep what all processes share.
 
@@ -392,7 +395,9 @@ class ProcessFactory:
             clocks: each rank's clock; None: random clocks.
             datagrams: by which the nodes synchronise their clocks; None: their error stays as `clocks` says.
             traffic: what a process at a host knows of the traffic of other jobs there; None: nothing.
+            packets: carries the nodes' datagrams, if the settings ask for them; None: nothing does.
         """
+        self._packets: Final = packets
         self._traffic: Final = traffic
         self._network: Final = network
         self._settings: Final = settings
@@ -541,6 +546,14 @@ class ProcessFactory:
             cluster=None if synced is None else synced.cluster,
         )
         process.synced_clock = synced
+        lanes = lane_options(settings)
+        if lanes is not None and self._packets is not None:
+            process.stack.endpoint.lanes = Lanes(
+                lanes,
+                self._packets.open(host, lanes.channels, van.wake),
+                counters=counters,
+                tokens=random.Random(f"lanes {self._seed} {self._started}"),
+            )
         process.stack.endpoint.observer = machine.meter
         if machine.meter is not None:
             machine.meter.progress = lambda: progress_by_peer(van, process.stack.endpoint.connections())

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.packets import PacketFaults
 from netstorm.protocol.frames import ranks_in
 from netstorm.protocol.messages import LossTerms
 from tests.simulated.jobs import random_detours, random_policy
@@ -38,6 +39,10 @@ class Report:
     ended: int = 0
     passed_on: int = 0
     moved: int = 0
+    over_lanes: int = 0
+    """Sums that went as packets."""
+    resent: int = 0
+    """Packets that were sent again."""
     most_lost: float = 0.0
     """Largest share of a step that was missing, as the roots take it to be."""
     virtual_s: float = 0.0
@@ -57,7 +62,15 @@ class Seen:
 class LossyJob:
     """One random job, whose ranks compute for random times, over a network with random delays."""
 
-    def __init__(self, seed: int, *, policies: int = 0, crashes: int = 0, steps: int = 12) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        policies: int = 0,
+        crashes: int = 0,
+        steps: int = 12,
+        packets: PacketFaults | None = None,
+    ) -> None:
         self.seed = seed
         chance = self.chance = random.Random(f"lossy {seed}")
         self.nodes = chance.randint(2 + crashes, 7)
@@ -74,6 +87,9 @@ class LossyJob:
         self.slow = chance.randrange(self.nodes)
         self.crashes, self.policies = crashes, policies
         more: dict[str, Any] = {"elastic": f"1:{self.nodes}"} if crashes else {}
+        if packets is not None:
+            more |= {"datagrams": True, "packet_faults": packets, "loss_bound": self.terms.bound}
+            self.shapes = {name: 200 * size for name, size in self.shapes.items()}
         self.look_aheads = (0, 0, 30, 1000)
         self.detours = chance.random() < 0.3
         self.cluster = SimulatedCluster(
@@ -83,7 +99,7 @@ class LossyJob:
             delay_s=chance.choice((0.001, 0.02)),
             jitter_s=chance.choice((0.0, 0.05, 0.2)),
             detect_s=1.0,
-            chunk_size=chance.choice((3, 5, 20)),
+            chunk_size=chance.choice((3, 5, 20)) * (1 if packets is None else 200),
             heartbeat_interval_s=0.5,
             heartbeat_timeout_s=3.0,
             link_timeout_s=2.0,
@@ -219,6 +235,8 @@ class LossyJob:
             self.report.ended += int(counters.get("chunks_ended_early", 0))
             self.report.passed_on += int(counters.get("sums_passed_on", 0))
             self.report.moved += int(counters.get("chunks_moved", 0))
+            self.report.over_lanes += int(counters.get("lane_messages", 0))
+            self.report.resent += int(counters.get("lane_packets_resent", 0))
             assert not counters.get("protocol_violations", 0), counters
         if not self.crashes:
             for name in self.shapes:

@@ -247,3 +247,26 @@ def test_a_result_names_somebody(ranks):
     assert result[2].phase is Phase.BROADCAST
     with pytest.raises(ProtocolViolation, match="not all ranks of the policy"):
         ranks.deliver(result)
+
+
+def test_the_share_that_always_counts_falls_with_the_results_and_not_below_the_least() -> None:
+    importance = Importance()
+    terms = LossTerms(bound=0.5, deadline_s=1.0, important=0.8, least=0.2)
+    assert importance.share([7], terms) == 0.8  # nothing is known yet
+    shares = []
+    for mean in (4.0, 2.0, 0.0):
+        for chunk in range(2):
+            importance.record(7, chunk, 2, mean, 1.0)
+        shares.append(round(importance.share([7], terms), 6))
+    assert shares == [0.8, 0.4, 0.2]
+    assert importance.share([7], LossTerms(bound=0.5, deadline_s=1.0, important=0.8)) == 0.8
+
+
+def test_the_weight_of_the_newest_result_is_that_of_the_job() -> None:
+    quick, slow = Importance(), Importance()
+    for one, newest in ((quick, 0.9), (slow, 0.1)):
+        for mean in ((5.0, 1.0), (1.0, 3.0)):
+            for chunk in range(2):
+                one.record(7, chunk, 2, mean[chunk], newest)
+    assert quick.order(7, 2) == [1, 0]
+    assert slow.order(7, 2) == [0, 1]

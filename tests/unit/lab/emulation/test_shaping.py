@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from netstorm.lab.emulation.shaping import (
     HEADER_BYTES,
     LEAST_BUFFER,
+    PriorityShaper,
     Shaper,
     buffer_bytes,
+    code_point,
     destination,
     measure,
     source,
@@ -226,3 +228,72 @@ def test_a_new_loss_holds_from_the_next_segment_on():
     link.change(100.0, loss=0.0)
     link.offer(PACKET, 100.0)
     assert link.carried == 2
+
+
+# Priorities and importance.
+
+
+def marked(dscp: int, size: int = 1000, *, ipv6: bool = False) -> bytes:
+    packet = bytearray(tcp(b"x" * MSS, ipv6=True) if ipv6 else udp(size))
+    if ipv6:
+        packet[HEADER_BYTES : HEADER_BYTES + 2] = struct.pack(">H", 6 << 12 | dscp << 6)
+    else:
+        packet[HEADER_BYTES + 1] = dscp << 2
+    return bytes(packet)
+
+
+def prioritised(latency: float = 0.0) -> PriorityShaper:
+    return PriorityShaper(rate=8e6, latency=latency, loss=0.0, random=Random(1))
+
+
+def out_of(shaper: PriorityShaper, until: float) -> list[int]:
+    """Return the code points of what has left, in order."""
+    due = 0.0
+    while due <= until:
+        due = shaper.advance(due)
+    return [code_point(packet) for _, packet, _ in shaper.queue]
+
+
+@pytest.mark.parametrize("ipv6", [False, True])
+@pytest.mark.parametrize("dscp", [0, 10, 14, 34, 38, 46, 63])
+def test_a_code_point_is_read_where_ip_has_it(dscp: int, ipv6: bool) -> None:  # noqa: FBT001
+    assert code_point(marked(dscp, ipv6=ipv6)) == dscp
+
+
+def test_queues_go_in_strict_order_and_what_is_not_marked_goes_first() -> None:
+    shaper = prioritised()
+    for dscp in (10, 18, 26, 34, 0, 10, 34, 46):
+        shaper.offer(marked(dscp), 0.0)
+    assert out_of(shaper, 1.0) == [10, 0, 46, 34, 34, 26, 18, 10]  # the first has begun
+
+
+def test_what_comes_later_waits_for_the_packet_on_the_wire_alone() -> None:
+    shaper = prioritised()
+    for dscp in (10, 10, 10):
+        shaper.offer(marked(dscp), 0.0)
+    size = measure(marked(10))[1]
+    shaper.offer(marked(34), 1.5 * size / 1e6)
+    assert out_of(shaper, 1.0) == [10, 10, 34, 10]
+    assert [round(due * 1e6 / size, 6) for due, _, _ in shaper.queue] == [1, 2, 3, 4]
+
+
+def test_unimportant_packets_are_dropped_while_important_ones_still_have_room() -> None:
+    carried = {}
+    for dscp in (38, 14, 34, 10):
+        shaper = prioritised()
+        for _ in range(300):
+            shaper.offer(marked(dscp), 0.0)
+        carried[dscp] = 300 - shaper.dropped
+    assert carried[38] < carried[14] < 0.4 * carried[34]
+    assert carried[34] == carried[10]
+
+
+def test_without_marks_it_carries_what_a_single_queue_does() -> None:
+    one, other = prioritised(latency=0.01), Shaper(rate=8e6, latency=0.01, loss=0.0, random=Random(1))
+    for number in range(50):
+        for shaper in (one, other):
+            shaper.offer(marked(0, 500 + number), number * 1e-4)
+    out_of(one, 1.0)
+    assert [(round(due, 9), size) for due, _, size in one.queue] == [
+        (round(due, 9), size) for due, _, size in other.queue
+    ]
