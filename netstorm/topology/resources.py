@@ -299,7 +299,7 @@ class Optimum:
         return self.seconds + min((price.latency for price in self.prices), default=0.0)
 
     def reason(self) -> str:
-        """Return in words why none is faster; empty: there is only one node."""
+        """Return in words, on two lines, why none is faster; empty: there is only one node."""
         if not self.prices:
             return ""
         named = ", ".join(shown_ranks(ranks) for ranks in self.sets[:_MOST_NAMED])
@@ -312,7 +312,7 @@ class Optimum:
         ]
         rest = len(self.prices) - len(over)
         more = f" and {rest} more" if rest else ""
-        return f"everything must pass between {between} and the other nodes, over {', '.join(over)}{more}"
+        return f"everything must pass between {between} and the other nodes,\nover {', '.join(over)}{more}"
 
 
 def optimum(network: Network, nbytes: float, *, gap: float = _GAP) -> Optimum:

@@ -145,7 +145,12 @@ def test_training_goes_on_with_right_sums_while_an_attacker_changes_what_passes(
     """
     port = free_port()
     attacker = Attacker()
-    settings = {"NETSTORM_LINK_TIMEOUT": 2, "NETSTORM_KEY_FILE": key_file, "STEPS": 50}
+    settings = {
+        "NETSTORM_LINK_TIMEOUT": 2,
+        "NETSTORM_KEY_FILE": key_file,
+        "NETSTORM_SHARED_MEMORY": 0,  # or hardly anything would pass the attacker
+        "STEPS": 50,
+    }
     with TcpProxy("127.0.0.1", port) as proxy, Job(tmp_path, 2, **settings) as job:
         proxy.alters = attacker
         job.start(0, TRAIN)
@@ -154,7 +159,7 @@ def test_training_goes_on_with_right_sums_while_an_attacker_changes_what_passes(
     assert [end.code for end in ended] == [0, 0], [end.text for end in ended]
     assert all("all sums were right" in end.out for end in ended)
     assert attacker.ways == []
-    assert "refused_" in ended[1].out, "what was changed before rank 1 read it is counted there"
+    assert proxy.connections > len(Attacker().ways), "whoever reads what was changed gives the connection up"
 
 
 # ---------------------------------------------------------------------------------------- handing over

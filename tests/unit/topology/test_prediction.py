@@ -294,7 +294,7 @@ def test_the_reason_names_the_nodes_and_links_that_everything_must_pass():
     found = optimum(capped, MB)
     assert found.sets == ((3,),)
     assert found.reason() == (
-        "everything must pass between rank 3 and the other nodes, over egress of rank 3 (4Mbit/s, 100%)"
+        "everything must pass between rank 3 and the other nodes,\nover egress of rank 3 (4Mbit/s, 100%)"
     )
     assert optimum(Network.uniform(1), MB).reason() == ""
 
