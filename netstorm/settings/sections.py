@@ -752,8 +752,8 @@ class TimeoutSettings:
         switch(),
         True,
         "",
-        "payloads between processes of one user and machine that are connected by its loopback lie in memory "
-        "that they share, and do not go through the connection",
+        "payloads between processes of one user and machine lie in memory that they share, and do not go "
+        "through the connection; not with NETSTORM_CHECKSUMS=always",
     )
     switch_interval_s: float = setting(
         "NETSTORM_SWITCH_INTERVAL",
