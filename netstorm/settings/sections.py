@@ -745,7 +745,7 @@ class TimeoutSettings:
         "auto",
         "",
         "which payloads have a CRC-32C that the receiver checks; auto: all but those between two processes "
-        "of one machine that are connected by its loopback; always: all",
+        "of one machine that are connected within it; always: all",
     )
     shared_memory: bool = setting(
         "NETSTORM_SHARED_MEMORY",
