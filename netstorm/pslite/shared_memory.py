@@ -213,8 +213,10 @@ class _OwnMemory:
     def reference(self, connection: Connection, payload: Buffer) -> bytes | None:
         """See `SharedPayloads.reference`."""
         self._collect()
+        if not self._free_leases and not self._find_room():
+            return None
         place = self._place_of(payload)
-        if place is None or not self._free_leases:
+        if place is None:
             return None
         lease = self._free_leases.pop()
         self._map[_TOKEN_BYTES + lease] = 1

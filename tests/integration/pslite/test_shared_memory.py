@@ -34,6 +34,7 @@ A, B = Connection(1), Connection(2)
 HERE = Connection(-7)
 """How the reader numbers the connection."""
 KB = 2**10
+LEASES = 8192
 SIZE, MOST = 8 * 2**20, 4 * 2**20
 """Bytes of the memory, and of the largest payload."""
 Bytes = Any
@@ -151,6 +152,17 @@ def test_no_two_payloads_under_way_share_memory_whatever_their_sizes(steps):
     assert all(one is not None for one in whole), "free places do not join again"
     whole.clear()
     pair.close()
+
+
+def test_without_a_lease_a_payload_goes_over_the_connection_and_its_memory_is_not_lost(pair):
+    constant = constant_payload(values_of(3))
+    kept = [pair.give(constant) for _ in range(LEASES)]  # all at one place
+    assert all(one is not None for one in kept)
+    for number in range(2 * SIZE // len(values_of(0))):
+        assert pair.give(values_of(number % 256)) is None
+    kept.clear()
+    whole = [pair.give(values_of(1, 2_000_000)) for _ in range(3)]
+    assert all(one is not None for one in whole)
 
 
 def test_a_constant_payload_lies_at_one_place_for_all_and_nobody_can_change_it(pair):
