@@ -8,7 +8,7 @@ from typing import Final
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
-from netstorm.protocol.codecs import ChunkSizes, granted_by
+from netstorm.protocol.codecs import ChunkSizes
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.proofs import proof_for_resume
 from netstorm.scheduler.awareness import FailedLinkRecord
@@ -36,7 +36,6 @@ from netstorm.scheduler.rounds import (
     RoundAuthority,
     StateServer,
     policies_needed,
-    under_way_of,
 )
 from netstorm.scheduler.snapshot import Announcements
 from netstorm.topology.policy import Policy, owner_weights
@@ -51,6 +50,10 @@ _MOST_CHARACTERS: Final = 2000
 
 _STATUS_EVERY_S: Final = 30.0
 """How often the log says how the job is doing."""
+
+_LEAD_S: Final = 2.0
+"""Rounds granted in advance, if the scheduler can come back: twice what it takes to begin on a quiet machine.
+"""
 
 
 class Job:
@@ -117,7 +120,8 @@ class Job:
         self._owners: Final = owner_weights(policy) if replayed is None else replayed.began.owners
         self._policies = {policy.version: policy}
         """By version: those that some node may still have to be told."""
-        self._consistency: Final = Consistency(size, policy.version)
+        lead_s = _LEAD_S if outbox.keeps_log else 0.0  # no other scheduler comes back as soon
+        self._consistency: Final = Consistency(size, policy.version, lead_s=lead_s)
         self.authority: Final = RoundAuthority(self.keys, self._consistency, size)
         self._leases: Final = Leases(() if replayed is None else replayed.granted)
         self._moves: Final[dict[tuple[int, int], list[m.Moved]]] = {}
@@ -447,29 +451,26 @@ class Job:
         Raises:
             ProtocolViolation: no correct node can have begun them.
         """
-        for event in begun:  # before anything is granted, and logged
+        for event in begun:  # before anything is granted
             if event.key not in self.keys:
                 raise ProtocolViolation(
                     f"rank {rank} asks about key {event.key}, which nobody has registered"
                 )
             self._consistency.check(rank, event)
-        if self._outbox.keeps_log:
-            self._outbox.record(self._leases.extend(self._granted_by(event) for event in begun))
         bindings = []
         for event in begun:
-            conflict = self._consistency.begun(rank, event)
+            conflict = self._consistency.begun(rank, event, now)
             name = self.keys.name(event.key)
             if conflict is not None:
                 where = "" if conflict.collective else f"round {event.round} of key {name!r}: "
                 return m.PeerGone(rank=-1, kind="disagreement", reason=f"{where}{conflict}")
             bindings += self._consistency.bindings(event.key, event.round)
             self.members.liveness.did(rank, f"round {event.round} of key {name!r}", now)
+        if self._outbox.keeps_log:
+            granted = ((event.key, self._consistency.granted(event.key)) for event in begun)
+            self._outbox.record(self._leases.extend(granted))
         self._send(rank, m.TopologyAnswer(bindings=tuple(bindings)))
         return None
-
-    def _granted_by(self, event: m.RoundBegun) -> tuple[int, int]:
-        """Return a key, and the last of its rounds that a rank is granted by beginning one."""
-        return event.key, granted_by(event.round, under_way_of(self.keys.spec(event.key)))
 
     def _moved(self, rank: int, message: m.Moved) -> None:
         """Tell all nodes which chunks their root has moved to a later policy.

@@ -81,6 +81,12 @@ ROUNDS_AHEAD: Final = 1024
 contributes to two rounds beyond its last complete one. This only bounds what a faulty rank can make the
 scheduler remember."""
 
+_MOST_LEAD: Final = 256
+"""Rounds: what a log's reader assumes to be granted is bounded, however short rounds are."""
+
+_NEW_PACE: Final = 0.25
+"""What the time between two rounds counts in the pace of their key."""
+
 _TAKEOVERS: Final = 8
 """Of this many newest versions, those that took chunks over are kept even if no round is bound to them:
 chunks of rounds in progress may have moved there."""
@@ -155,6 +161,19 @@ class _Table:
     """By rank that joined later: the first round that it begins."""
     open: dict[int, _Begun] = field(default_factory=dict)
     """By round: rounds beyond `complete` that some rank has begun."""
+    newest: tuple[int, float] = (-1, math.inf)
+    """The last round that a rank has begun, and when the first one did."""
+    pace_s: float = math.inf
+    """Between the beginnings of two rounds."""
+
+    def keep_pace(self, round: int, now: float) -> None:
+        """Note that a rank has begun a round."""
+        newest, at = self.newest
+        if round > newest:
+            between = (now - at) / (round - newest) if newest >= 0 else math.inf
+            known = self.pace_s < math.inf
+            self.pace_s = self.pace_s + _NEW_PACE * (between - self.pace_s) if known else between
+            self.newest = round, now
 
 
 class Consistency:
@@ -164,10 +183,18 @@ class Consistency:
         tables: those of each key, by its number.
     """
 
-    def __init__(self, ranks: int, version: int) -> None:
-        """Begin with `ranks` nodes and the policy version in force."""
+    def __init__(self, ranks: int, version: int, *, lead_s: float = 0.0) -> None:
+        """Begin with no keys.
+
+        Args:
+            ranks: nodes.
+            version: of the policy in force.
+            lead_s: ranks are granted the rounds of so many seconds in advance, so that rounds which take less
+                go on while there is no scheduler. Another policy applies so much later, unless it takes over.
+        """
         self._ranks: Final = ranks
         self._version = version
+        self._lead_s: Final = lead_s
         self.tables: Final[dict[int, _Table]] = {}
         self._absent = 0
         """Bit set of the ranks that begin no rounds: they are not in the job, or silent."""
@@ -276,15 +303,19 @@ class Consistency:
                 f"granted: the last one is {table.granted}"
             )
 
-    def begun(self, rank: int, event: RoundBegun) -> RuleConflict | None:
+    def begun(self, rank: int, event: RoundBegun, now: float) -> RuleConflict | None:
         """Record that a rank has begun a round, which `check` allows. That grants it those that it may begin
-        before it is complete.
+        before it is complete, and those of the lead.
         """
         table, round = self.tables[event.key], event.round
         if table.restored and round - table.under_way > table.complete:
             table.complete = round - table.under_way
             table.open = {other: begun for other, begun in table.open.items() if other > table.complete}
-        table.granted = max(table.granted, granted_by(round, table.under_way))
+        lead = 0
+        if self._lead_s and not table.of_some:  # no policy takes over what a group has begun
+            table.keep_pace(round, now)
+            lead = min(_MOST_LEAD, int(self._lead_s / max(table.pace_s, 1e-9)))
+        table.granted = max(table.granted, granted_by(round, table.under_way) + lead)
         if round <= table.complete:  # reported before
             return None
         begun = table.open.setdefault(round, _Begun())

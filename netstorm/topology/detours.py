@@ -14,11 +14,9 @@ from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 import msgspec
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from scipy.sparse import csgraph
 
 from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import MAX_DETOURS, MAX_EXPLORERS, Detour, Policy
@@ -262,6 +260,8 @@ def auxiliary_paths(
     References:
         .. [1] Li et al., arXiv 2404.11352, Algorithm 3.
     """
+    import networkx as nx
+
     left = network.graph()
     delays = [delivery(network, ends, chunk_bytes=chunk_bytes) for ends in left.edges]
     hop = _FEWER_HOPS * max(delays, default=0.0)
@@ -333,6 +333,8 @@ def disjoint_paths(
         hops: (source, target) of each.
         most: paths of a hop.
     """
+    from scipy.sparse import csgraph
+
     rows, columns = np.nonzero(np.isfinite(delays))
     place = np.full(delays.shape, -1)
     place[rows, columns] = np.arange(len(rows))
@@ -363,6 +365,8 @@ def fastest_from(delays: Floats, source: int, *, without: int) -> dict[int, tupl
         source: where paths begin; it is none of the targets.
         without: the rank that no path leads over.
     """
+    from scipy.sparse import csgraph
+
     left = delays.copy()
     left[without, :] = left[:, without] = np.inf
     away, before = csgraph.dijkstra(_graph(left), indices=source, return_predecessors=True)

@@ -16,8 +16,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from scipy.optimize import linprog
-from scipy.sparse import csgraph
 
 from netstorm.errors import NetStormError, Unreachable, UsageError
 from netstorm.topology.network import Network, Rank, Routing, shown_ranks
@@ -424,6 +422,8 @@ class _Program:
         return np.concatenate([[1.0], roots, pairs, pairs])
 
     def _relaxed(self) -> tuple[float, Floats]:
+        from scipy.optimize import linprog
+
         count = 1 + self._size + 2 * self._edges
         objective = np.zeros(count)
         objective[0] = -1.0
@@ -492,6 +492,8 @@ def _minimum_cuts(
 
     A cut takes SciPy 0.6 ms of a processor in a mesh of 32, and networkx 8; an optimum needs hundreds.
     """
+    from scipy.sparse import csgraph
+
     tails = np.concatenate([sources, np.full(size, size)])
     heads = np.concatenate([targets, np.arange(size)])
     units = np.floor(np.minimum(np.concatenate([room, x]), 1.0) * _UNIT).astype(np.int32)
@@ -512,6 +514,8 @@ def _minimum_cuts(
 
 def _narrowest(size: int, pairs: npt.NDArray[np.intp], rates: Floats) -> float:
     """Return the highest rate such that all ranks reach each other over pairs that are as fast."""
+    from scipy.sparse import csgraph
+
     steps = np.unique(rates)
     low, high = 0, len(steps) - 1
     while low < high:
@@ -530,6 +534,8 @@ def latency_bound(network: Network, nbytes: float) -> float:
     its way for the least latency of any path between them. So it takes that latency and the longer of the
     two times. For small tensors this is the higher bound; for large ones `optimum` is.
     """
+    from scipy.sparse import csgraph
+
     size = network.size
     if size == 1:
         return 0.0

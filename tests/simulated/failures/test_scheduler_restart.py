@@ -152,6 +152,24 @@ def test_nodes_go_on_as_far_as_they_have_been_granted_while_the_scheduler_is_awa
     cluster.finish()
 
 
+def test_short_rounds_go_on_for_two_seconds_without_a_scheduler():
+    cluster = SimulatedCluster(3, seed=1, keep_log=True, delay_s=0.01, **QUICK)
+
+    def rounds_take(count):
+        begin = cluster.now
+        for _ in range(count):
+            sums = cluster.allreduce("w", [np.ones(10)] * 3)
+            assert all((one == 3).all() for one in sums)
+        return cluster.now - begin
+
+    of_one = rounds_take(20) / 20
+    cluster.faults.crash(SCHEDULER)
+    assert rounds_take(int(1.8 / of_one)) < 2.0
+    cluster.start(SCHEDULER)
+    rounds_take(40)
+    cluster.finish(60.0)
+
+
 def test_a_scheduler_that_is_not_back_in_time_ends_the_job_and_the_error_names_the_limit():
     cluster = SimulatedCluster(2, seed=1, keep_log=True, **{**QUICK, "scheduler_timeout_s": 20.0})
     cluster.allreduce("w", [np.ones(10)] * 2)

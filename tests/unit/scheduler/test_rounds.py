@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from netstorm.errors import NotAuthorised, ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
-from netstorm.protocol.codecs import COLLECTIVE, ChunkSizes
+from netstorm.protocol.codecs import COLLECTIVE, ChunkSizes, granted_by
 from netstorm.protocol.messages import (
     CallTimedOut,
     KeySpec,
@@ -155,7 +155,7 @@ def test_a_round_that_all_have_begun_takes_no_memory_nor_do_policies_that_nobody
     for round in range(50):
         consistency.install(2 + round)
         for rank in (0, 1):
-            consistency.begun(rank, begun(0, round, "sgd"))
+            consistency.begun(rank, begun(0, round, "sgd"), 0.0)
     assert len(consistency.versions_in_use()) <= 2
 
 
@@ -232,7 +232,7 @@ class AnyOrder(RuleBasedStateMachine):
         highest = max(granted for (_, one), (_, granted) in self.known.items() if one == key)
         event = m.RoundBegun(key, round, f"rule {round}")
         self.consistency.check(rank, event)
-        assert self.consistency.begun(rank, event) is None
+        assert self.consistency.begun(rank, event, 0.0) is None
         self.learn(rank, key, self.consistency.bindings(key, round))
         self.next_round[rank, key] = round + 1
         assert self.version_of(rank, key, round + 1) is not None
@@ -248,7 +248,7 @@ class AnyOrder(RuleBasedStateMachine):
         round = data.draw(st.integers(max(0, self.next_round[rank, key] - 2), self.next_round[rank, key] - 1))
         event = m.RoundBegun(key, round, f"rule {round}")
         self.consistency.check(rank, event)
-        assert self.consistency.begun(rank, event) is None
+        assert self.consistency.begun(rank, event, 0.0) is None
         self.learn(rank, key, self.consistency.bindings(key, round))
 
     @rule(step=st.integers(1, 3))
@@ -328,6 +328,25 @@ def test_every_rank_sees_one_version_for_each_round_in_whole_jobs_too(seed, rank
     assert driven.machine.phase is JobPhase.RUNNING
 
 
+@pytest.mark.parametrize(("round_s", "ahead"), [(0.001, 256), (0.1, 20), (0.5, 4), (3.0, 0)])
+def test_the_rounds_of_the_lead_are_granted_in_advance(round_s, ahead):
+    found = Consistency(2, 1, lead_s=2.001)
+    found.add_key(0, SPEC)
+    for round in range(4):
+        for rank in (0, 1):
+            found.begun(rank, begun(0, round), round * round_s)
+    assert found.granted(0) == granted_by(3, found.tables[0].under_way) + ahead
+    assert found.install(2) == {0: found.granted(0) + 1}, "what was granted stays as it is"
+
+
+def test_a_group_of_some_ranks_has_no_lead():
+    found = Consistency(3, 1, lead_s=2.0)
+    found.add_key(0, msgspec.structs.replace(SPEC, members=(0, 1)))
+    for round in range(4):
+        found.begun(0, begun(0, round), round * 0.1)
+    assert found.granted(0) == granted_by(3, found.tables[0].under_way)
+
+
 # ---------------------------------------------------------------------------- jobs that nodes leave and join
 
 
@@ -340,7 +359,7 @@ def table(ranks=3):
 
 def begin(consistency, rank, *rounds):
     for round in rounds:
-        assert consistency.begun(rank, begun(0, round)) is None
+        assert consistency.begun(rank, begun(0, round), 0.0) is None
 
 
 def complete(consistency, key=0):
@@ -359,13 +378,13 @@ def test_a_rank_that_has_left_is_waited_for_no_more():
 
 def test_what_a_rank_would_have_done_that_has_left_is_no_conflict():
     found = table()
-    found.begun(0, begun(0, 0, "average"))
-    found.begun(0, begun(0, 1, "average"))
-    found.begun(1, begun(0, 1, "average"))
+    found.begun(0, begun(0, 0, "average"), 0.0)
+    found.begun(0, begun(0, 1, "average"), 0.0)
+    found.begun(1, begun(0, 1, "average"), 0.0)
     found.without(0)
-    assert found.begun(1, begun(0, 0, "values")) is None, "its results say that rank 0 has left"
-    assert "rank 1 updates with 'values'" in str(found.begun(2, begun(0, 0, "average")))
-    conflict = found.begun(2, begun(0, 1, "values"))
+    assert found.begun(1, begun(0, 0, "values"), 0.0) is None, "its results say that rank 0 has left"
+    assert "rank 1 updates with 'values'" in str(found.begun(2, begun(0, 0, "average"), 0.0))
+    conflict = found.begun(2, begun(0, 1, "values"), 0.0)
     assert (conflict.first_rank, conflict.first_rule) == (1, "average"), "rank 1 has named it, too"
 
 
@@ -430,7 +449,7 @@ def test_nobody_takes_the_place_of_a_rank_that_leaves_a_group_of_some():
         found.check(2, begun(0, 1))
     found.add_key(1, msgspec.structs.replace(some, name="h"))
     for rank in (0, 1):
-        found.begun(rank, begun(1, 0))
+        found.begun(rank, begun(1, 0), 0.0)
     assert complete(found, key=1) == 0
 
 
