@@ -3,16 +3,19 @@
 
     netstorm bench churn --nodes 8 --minutes 10
     netstorm bench churn --nodes 4 --minutes 1 --seed 7 --json churn.json
+    netstorm bench churn --nodes 8 --minutes 2 --faults kill --every 5
     netstorm bench churn --wan examples/networks/internet2.yaml --minutes 10
 
-Every 0.5 to 2 s something fails: a node is killed and started again, a node is stopped (SIGSTOP) for up to
+Every 0.5 to 2 s, or so (`--every`), something fails: a node is killed and started again, a node is stopped (SIGSTOP) for up to
 4 s, a connection is cut, the scheduler is killed and started again. Every element of every sum is checked on
 every rank against those whom the sum names, and the state that all sums make is compared between ranks after
 every step. A rank that makes no step for a minute hangs.
 
 A rank that dies may have completed a step alone, with a result that has reached nobody else; only its last
 step may differ. The recovery time of a fault is the time until every rank that it has not hit has completed a
-step that began after it. Exit code 1: an error or a hang.
+step that began after it. Goodput is the steps a second while things fail, over those without faults, before
+and after. On one machine, ranks that start again take processors from those that train. Exit code 1: an error
+or a hang.
 """
 
 from __future__ import annotations
@@ -48,6 +51,10 @@ _START_S: Final = 120.0
 _HEALTHY: Final = 2
 """Ranks that a fault leaves: somebody has the state."""
 _STOP_S: Final = (0.1, 4.0)
+_SPREAD: Final = (0.4, 1.6)
+"""Of the time between two faults, around its mean."""
+_UNDISTURBED_S: Final = 10.0
+"""Before the first fault, and once all have come back from the last one."""
 _KINDS: Final = {"kill": 4, "stop": 2, "cut": 3, "scheduler": 1}
 """Kinds of fault, and how often each is drawn."""
 
@@ -68,12 +75,13 @@ class Fault:
 class Churn:
     """Faults in a job, until the time is over."""
 
-    def __init__(self, job: ChurnJob, *, seed: int, kinds: Sequence[str]) -> None:
+    def __init__(self, job: ChurnJob, *, seed: int, kinds: Sequence[str], every_s: float) -> None:
         self.job: Final = job
         self.faults: Final[list[Fault]] = []
         self.hangs: Final[list[str]] = []
         self._random: Final = random.Random(seed)
         self._kinds: Final = {kind: _KINDS[kind] for kind in kinds}
+        self._every_s: Final = every_s
         self._later: Final[list[tuple[float, Callable[[], None]]]] = []
 
     def start(self) -> None:
@@ -99,10 +107,17 @@ class Churn:
             self._look_for_recoveries(now)
             self._look_for_hangs(now)
             if now >= next_fault and self._fail_something(now):
-                next_fault = now + self._random.uniform(0.5, 2.0)
+                next_fault = now + self._every_s * self._random.uniform(*_SPREAD)
 
-    def finish(self) -> None:
-        """Let everybody come back, and have all ranks end after the same step."""
+    def undisturbed(self, duration_s: float) -> float:
+        """Return the steps a second while nothing fails."""
+        begin, first = time.monotonic(), self.job.steps
+        while time.monotonic() < begin + duration_s:
+            self.job.read(0.02)
+        return (self.job.steps - first) / (time.monotonic() - begin)
+
+    def come_back(self) -> None:
+        """Let everybody come back."""
         deadline = time.monotonic() + _HANG_S
         target = math.inf  # far enough ahead: who is out of the job does not get there
         while not (self.hangs or all(one.runs and one.step >= target for one in self.job.members.values())):
@@ -114,6 +129,9 @@ class Churn:
             self._look_for_recoveries(now)
             if now > deadline:
                 self.hangs.append(f"not all ranks come back: {self._texts()}")
+
+    def end(self) -> None:
+        """Have all ranks end after the same step."""
         for rank in self.job.members:
             self.job.tell(rank, "end")
         deadline = time.monotonic() + _HANG_S
@@ -217,18 +235,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
             job = ChurnJob(nodes, folder, variables, place.command, place.hosts)
             stack.callback(job.stop)
-            churn = Churn(job, seed=options.seed, kinds=options.faults)
+            churn = Churn(job, seed=options.seed, kinds=options.faults, every_s=options.every)
             churn.start()
+            without = [churn.undisturbed(_UNDISTURBED_S)]
             began, first = time.monotonic(), job.steps
             try:
                 churn.run(60 * options.minutes)
             except KeyboardInterrupt:
                 console.print("interrupted: the report is of the time so far")
             took, steps = time.monotonic() - began, job.steps - first
-            churn.finish()
+            churn.come_back()
+            without.append(churn.undisturbed(_UNDISTURBED_S))
+            churn.end()
             if job.errors or churn.hangs:
                 console.print(f"logs: {_keep_logs(folder, options.logs)}")
-            report = _report(churn, took, steps, options, nodes)
+            report = _report(churn, took, steps, without, options)
     except (NetStormError, OSError) as error:
         console.print(f"churn: {error}", markup=False)
         return 2
@@ -247,7 +268,9 @@ def _keep_logs(folder: Path, kept: Path | None) -> str:
     return str(kept)
 
 
-def _report(churn: Churn, took: float, steps: int, options: argparse.Namespace, nodes: int) -> dict[str, Any]:
+def _report(
+    churn: Churn, took: float, steps: int, without: Sequence[float], options: argparse.Namespace
+) -> dict[str, Any]:
     kinds = {}
     for kind in options.faults:
         times = [fault.recovered_s for fault in churn.faults if fault.kind == kind]
@@ -260,10 +283,13 @@ def _report(churn: Churn, took: float, steps: int, options: argparse.Namespace, 
         }
     returns = churn.job.returns
     return {
-        "nodes": nodes,
+        "nodes": churn.job.nodes,
         "seconds": round(took, 1),
         "seed": options.seed,
+        "every_s": options.every,
         "steps": steps,
+        "steps_a_second_undisturbed": [round(one, 2) for one in without],
+        "goodput": round(steps / took / statistics.mean(without), 3) if all(without) else None,
         "steps_per_minute": round(60 * steps / took, 1),
         "recovery": kinds,
         "returns": {
@@ -282,7 +308,7 @@ def _print(report: dict[str, Any]) -> None:
     console = Console()
     console.print(
         f"{report['nodes']} nodes, {report['seconds']:.0f} s, seed {report['seed']}: "
-        f"{report['steps']} steps, {report['steps_per_minute']:.0f} a minute; "
+        f"{report['steps']} steps, {report['steps_per_minute']:.0f} a minute, goodput {report['goodput']}; "
         f"{len(report['errors'])} errors, {len(report['hangs'])} hangs"
     )
     table = Table("fault", "times", "recovery: median", "worst")
@@ -324,6 +350,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="KIND,...",
         help="default: all of " + ", ".join(_KINDS),
     )
+    add("--every", type=seconds, default=1.25, metavar="S", help="mean time between faults; default 1.25")
     add("--wan", type=Path, metavar="FILE", help="a network to emulate, with a node for each of its ranks")
     add("--heartbeat-timeout", type=seconds, default=3.0, metavar="S", help="default 3")
     add("--json", type=writable, metavar="FILE", help="write the report here, too")
