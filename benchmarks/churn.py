@@ -6,10 +6,10 @@
     netstorm bench churn --nodes 8 --minutes 2 --faults kill --every 5
     netstorm bench churn --wan examples/networks/internet2.yaml --minutes 10
 
-Every 0.5 to 2 s, or so (`--every`), something fails: a node is killed and started again, a node is stopped (SIGSTOP) for up to
-4 s, a connection is cut, the scheduler is killed and started again. Every element of every sum is checked on
-every rank against those whom the sum names, and the state that all sums make is compared between ranks after
-every step. A rank that makes no step for a minute hangs.
+Every 0.5 to 2 s, or so (`--every`), something fails: a node is killed and started again, a node is stopped
+(SIGSTOP) for up to 4 s, a connection is cut, the scheduler is killed and started again. Every element of
+every sum is checked on every rank against those whom the sum names, and the state that all sums make is
+compared between ranks after every step. A rank that makes no step for a minute hangs.
 
 A rank that dies may have completed a step alone, with a result that has reached nobody else; only its last
 step may differ. The recovery time of a fault is the time until every rank that it has not hit has completed a

@@ -265,6 +265,7 @@ def _describe(options: argparse.Namespace, network: Network) -> dict[str, Any]:
         "congestion": "",
         "goodput": _GOODPUT,
         "optimum_s": {str(size): optimum(still, size).seconds for size in sizes},
+        "optimum_reason": "" if options.dynamic else optimum(still, sizes[0]).reason().replace("\n", " "),
     }
     if options.dynamic:
         known |= {"times_scale": options.times_scale, "repeat": options.repeat}

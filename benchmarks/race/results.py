@@ -203,6 +203,8 @@ class RaceResults:
             f"headers not counted ({known['goodput']:.3f} of a rate is left for data).",
             "CPU: processor time of a round, all its processes. machine: share of all cores meanwhile.",
         ]
+        if known.get("optimum_reason"):
+            lines.append(f"Nothing is faster than the optimum: {known['optimum_reason']}.")
         lines += [f"{row.entrant.name}: {row.error}" for row in self.rows if row.error]
         for line in lines:
             console.print(line, highlight=False, markup=False)

@@ -94,12 +94,16 @@ def _show(source: StatusSource, status: JobStatus, *, once: bool) -> None:
     from rich.console import Console
 
     from netstorm.cli.top_view import view
+    from netstorm.scheduler.bound import RoundBounds
 
     console = Console()
     if not console.is_terminal:  # a file or a pipe has no width: nothing is to be cut
         console.width = shutil.get_terminal_size((_WIDE, 0)).columns
     if once or not console.is_terminal:
-        _repeat(source, status, lambda now: console.print(view(now, console.width)), once=once)
+        bounds = RoundBounds()
+        _repeat(
+            source, status, lambda now: console.print(view(now, console.width, bounds.of(now))), once=once
+        )
     else:
         _live(console, source, status)
 
@@ -109,18 +113,19 @@ def _live(console: Console, source: StatusSource, status: JobStatus) -> None:
     from rich.live import Live
 
     from netstorm.cli.top_view import view
+    from netstorm.scheduler.bound import RoundBounds
 
-    last = status
+    last, bounds = status, RoundBounds()
     with Live(console=console, screen=True, auto_refresh=False) as live:
 
         def show(now: JobStatus) -> None:
             nonlocal last
             last = now
-            live.update(view(now, console.width), refresh=True)
+            live.update(view(now, console.width, bounds.of(now)), refresh=True)
 
         ended = _repeat(source, status, show, once=False)
     if ended:
-        console.print(view(last, console.width))
+        console.print(view(last, console.width, bounds.of(last)))
         console.print(f"{source} answers no more: the job has probably ended.", highlight=False)
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from netstorm.addresses import host_port
 from netstorm.cli.support import size_text, time_text
+from netstorm.scheduler.bound import Bound
 from netstorm.scheduler.status import JobStatus, LinkStatus, NodeView, TreeStatus, ViewStatus
 from netstorm.topology.network import Rank
 from netstorm.topology.tree import Tree
@@ -43,14 +44,21 @@ _MOST_FAILED: Final = 12
 _PHASES: Final = {"running": "bold green", "failed": "bold red", "gathering": "bold yellow"}
 
 
-def view(status: JobStatus, width: int) -> RenderableType:
+def view(status: JobStatus, width: int, bound: Bound | None = None) -> RenderableType:
     """Return the whole view, the most important parts first: a screen may be too small for the rest.
 
     Args:
         status: of the job.
         width: of the terminal, in columns.
+        bound: what no round can be faster than; None: not known.
     """
-    parts: list[RenderableType] = [*_head(status), Text(""), *_nodes(status.nodes[:_MOST_NODES], width)]
+    known = [] if bound is None else [Text.assemble(("bound ", "dim"), str(bound))]
+    parts: list[RenderableType] = [
+        *_head(status),
+        *known,
+        Text(""),
+        *_nodes(status.nodes[:_MOST_NODES], width),
+    ]
     if len(status.nodes) > _MOST_NODES:
         parts.append(Text(f"and {len(status.nodes) - _MOST_NODES} more nodes", "dim"))
     parts += [Text(""), *_trees(status), *_compression(status)]

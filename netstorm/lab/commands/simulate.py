@@ -368,6 +368,8 @@ class Study:
         """By scheme, then seed."""
         self.optima: Final[dict[int, float]] = {}
         """Seconds, by seed."""
+        self.reasons: Final[dict[int, str]] = {}
+        """By seed: why nothing is faster than the optimum."""
         self.notes: Final[list[str]] = [options.optimum_reason] if options.optimum_reason else []
         self.interrupted = False
         self._too_slow: Final[set[str]] = set()
@@ -390,7 +392,7 @@ class Study:
         try:
             for answer in worker.run(self.options.case(seed, OPTIMUM), self.options.limit_s):
                 if isinstance(answer, CaseEnded) and answer.optimum_s is not None:
-                    self.optima[seed] = answer.optimum_s
+                    self.optima[seed], self.reasons[seed] = answer.optimum_s, answer.reason
                 elif isinstance(answer, CaseFailed):
                     self.notes.append(f"no optimum for seed {seed}: {answer.message}")
         except CaseTimeout:
@@ -459,6 +461,7 @@ class Study:
                 {
                     "seed": seed,
                     "optimum_s": self.optima.get(seed),
+                    "optimum_reason": self.reasons.get(seed),
                     "schemes": {
                         name: self._result_json(by_seed[seed], self.optima.get(seed))
                         for name, by_seed in self.results.items()
@@ -538,6 +541,9 @@ def show(study: Study, console: Console) -> None:
     for name in options.topologies:
         for problem in study.problems(name):
             console.print(f"{name}: {problem}", highlight=False, markup=False)
+    for seed, reason in list(study.reasons.items())[:1]:
+        faster = "nothing is faster than the optimum"
+        console.print(f"seed {seed}: {faster}, since {reason}", highlight=False, markup=False)
     for note in study.notes:
         console.print(note, highlight=False, markup=False)
     if study.interrupted:

@@ -89,6 +89,8 @@ class CaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
     optimum_s: float | None = None
     """If the case is the optimum."""
+    reason: str = ""
+    """Why nothing is faster than it."""
 
 
 class CaseFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -143,7 +145,8 @@ def run_case(case: Case, report: Callable[[Answer], None]) -> None:
         if case.topology == OPTIMUM:
             from netstorm.topology.resources import optimum
 
-            report(CaseEnded(optimum_s=optimum(network, sum(case.tensors)).seconds))
+            best = optimum(network, sum(case.tensors))
+            report(CaseEnded(optimum_s=best.seconds, reason=best.reason().replace("\n", " ")))
         else:
             _simulate(case, network, report)
             report(CaseEnded())

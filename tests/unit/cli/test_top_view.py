@@ -10,6 +10,7 @@ from rich.console import Console
 
 from netstorm.cli.top_view import view
 from netstorm.protocol import messages as m
+from netstorm.scheduler.bound import Bound
 from netstorm.scheduler.build_status import build_status
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy
@@ -166,3 +167,17 @@ def test_a_busy_node_is_shown_as_such():
     driven.busy = {1}
     driven.run(25, beating=(0,))
     assert "alive, but its Python has not run for 25s" in line_with(shown(driven, 160), "site1 ")
+
+
+def test_the_bound_of_a_round_is_a_line_of_its_own():
+    driven = running(3)
+    snapshot = driven.machine.snapshot(driven.now)
+    status = build_status(snapshot, time=0.0, scheduler="h:1", http="h:2")
+    bound = Bound(seconds=1.5, reason="everything must pass", assumed=0, links=6, took_s=2.0)
+    console = Console(width=120, color_system=None, highlight=False)
+    with console.capture() as capture:
+        console.print(view(status, 120, bound))
+    line = line_with(capture.get().splitlines(), "bound ")
+    assert line.strip() == (
+        "bound no round takes less than 1.5 s: everything must pass; the last one took 2 s, 75% of it"
+    )

@@ -1,0 +1,129 @@
+"""What no round of a job can be faster than, and why, from its status. Pure.
+
+Whoever watches a job computes this: the linear program takes a second with 32 nodes, which the scheduler has
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from netstorm.scheduler.status import JobStatus, LinkStatus, NodeView
+from netstorm.topology.network import Link, Network, Node, Rank
+
+__all__ = ["Bound", "RoundBounds"]
+
+
+_MOST_NODES: Final = 32
+_EVERY_S: Final = 5.0
+"""Rates change with each measurement, a bound need not."""
+
+_CLEARLY: Final = 1.01
+"""What limits a round is its latency if that says so by more than rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The time that no all-reduce of a job's values takes less than.
+
+    Attributes:
+        seconds: for all keys together.
+        reason: which nodes and links everything must pass, on one line.
+        assumed: links whose rate is not measured; the bound holds if they are as fast as assumed.
+        links: links in all.
+        took_s: the last round, at the node where it took longest; None: not known.
+    """
+
+    seconds: float
+    reason: str
+    assumed: int
+    links: int
+    took_s: float | None
+
+    def __str__(self) -> str:
+        """Return the bound in words."""
+        assumed = f" (rates of {self.assumed} of {self.links} links are assumed)" if self.assumed else ""
+        took = ""
+        if self.took_s is not None and self.took_s > 0:
+            took = (
+                f"; the last one took {self.took_s:.3g} s, {min(1.0, self.seconds / self.took_s):.0%} of it"
+            )
+        return f"no round takes less than {self.seconds:.3g} s: {self.reason}{assumed}{took}"
+
+
+class RoundBounds:
+    """The bound of a job that is watched."""
+
+    def __init__(self) -> None:
+        """Begin without one."""
+        self._of: object = None
+        self._at = 0.0
+        self._found: tuple[float, str] | None = None
+
+    def of(self, status: JobStatus) -> Bound | None:
+        """Return the bound of a status.
+
+        None: nothing is measured, values are compressed, there are more than 32 nodes, or ranks below others
+        are free.
+        """
+        nodes = [node for node in status.nodes if node.rank is not None and node.state != "left"]
+        ranks = sorted(node.rank for node in nodes if node.rank is not None)
+        used = [link for link in status.links if link.rate and {link.source, link.target} <= set(ranks)]
+        failed = {(link.source, link.target) for link in status.failed_links}
+        used = [link for link in used if (link.source, link.target) not in failed]
+        measured = sum(link.measured for link in used)
+        if (
+            not measured
+            or not status.keys.bytes
+            or ranks != list(range(len(ranks)))
+            or not 1 < len(ranks) <= _MOST_NODES
+            or any(node.compression for node in nodes)
+        ):
+            return None
+        of = (ranks, status.keys.bytes, [(link.source, link.target) for link in used])
+        if of != self._of or not self._at <= status.time < self._at + _EVERY_S:
+            self._of, self._at = of, status.time
+            self._found = _bound(_network(nodes, used), status.keys.bytes)
+        if self._found is None:
+            return None
+        took = [node.round_s for node in nodes if node.round_s is not None]
+        return Bound(
+            seconds=self._found[0],
+            reason=self._found[1],
+            assumed=len(used) - measured,
+            links=len(used),
+            took_s=max(took, default=None),
+        )
+
+
+def _network(nodes: Sequence[NodeView], links: Sequence[LinkStatus]) -> Network:
+    by_rank = sorted(nodes, key=lambda node: node.rank or 0)
+    return Network(
+        nodes=tuple(
+            Node(rank=Rank(rank), egress=node.egress, ingress=node.ingress)
+            for rank, node in enumerate(by_rank)
+        ),
+        links=tuple(
+            Link(
+                source=Rank(link.source),
+                target=Rank(link.target),
+                rate=link.rate or 1.0,
+                latency=link.latency_s or 0.0,
+            )
+            for link in links
+        ),
+    )
+
+
+def _bound(network: Network, nbytes: int) -> tuple[float, str] | None:
+    from netstorm.topology.resources import latency_bound, optimum  # noqa: PLC0415 - a second of SciPy
+
+    if network.separated():
+        return None
+    best = optimum(network, nbytes)
+    by_latency = latency_bound(network, nbytes)
+    if by_latency > _CLEARLY * best.bound_s:
+        return by_latency, "all of a node's values must leave it, and reach the farthest one"
+    return best.bound_s, best.reason().replace("\n", " ")
