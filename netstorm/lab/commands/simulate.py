@@ -542,8 +542,9 @@ def show(study: Study, console: Console) -> None:
         for problem in study.problems(name):
             console.print(f"{name}: {problem}", highlight=False, markup=False)
     for seed, reason in list(study.reasons.items())[:1]:
-        faster = "nothing is faster than the optimum"
-        console.print(f"seed {seed}: {faster}, since {reason}", highlight=False, markup=False)
+        console.print(
+            f"nothing is faster than the optimum (seed {seed}):\n{reason}", highlight=False, markup=False
+        )
     for note in study.notes:
         console.print(note, highlight=False, markup=False)
     if study.interrupted:

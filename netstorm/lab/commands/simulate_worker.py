@@ -146,7 +146,7 @@ def run_case(case: Case, report: Callable[[Answer], None]) -> None:
             from netstorm.topology.resources import optimum
 
             best = optimum(network, sum(case.tensors))
-            report(CaseEnded(optimum_s=best.seconds, reason=best.reason().replace("\n", " ")))
+            report(CaseEnded(optimum_s=best.seconds, reason=best.reason()))
         else:
             _simulate(case, network, report)
             report(CaseEnded())
