@@ -164,6 +164,11 @@ class GeneralNode:
         return None if self.joined is None else self.joined.bindings.newest
 
     @property
+    def view(self) -> int:
+        """The number of the view that this node is in; 0 in a job that nobody leaves."""
+        return self._view
+
+    @property
     def has_ended(self) -> bool:
         """Whether this node has failed, or has left the job in good order."""
         return self.failure is not None or self.state is NodeState.OVER
@@ -701,6 +706,12 @@ class GeneralNode:
         if joined is None or operation.key.identity < 0:
             return "the scheduler's answer"
         return joined.aggregation.waiting_text_of(operation).removeprefix(f"{operation}: ")
+
+    def awaited(self) -> tuple[set[int], set[int]]:
+        """Return the ranks whose contributions are missing here, and the neighbours from whom sums or results
+        are to come, of the oldest sum.
+        """
+        return (set(), set()) if self.joined is None else self.joined.aggregation.awaited()
 
     def outstanding(self) -> int:
         """Return how many operations are not complete."""

@@ -57,6 +57,7 @@ from netstorm.kvstore.process.runtime import (
     describe_compression,
     runtime_of_this_process,
 )
+from netstorm.kvstore.process.step_report import StepReport
 from netstorm.protocol.codecs import ROW_SPARSE
 from netstorm.protocol.frames import ranks_in
 from netstorm.pslite.system import SHORT_CALL, ShortCall
@@ -185,6 +186,10 @@ class JobMember(mx.kvstore.KVStore):
     def statistics(self) -> dict[str, float]:
         """Return what this node has done so far: bytes, seconds on the network, counters (see `Runtime`)."""
         return self._runtime.statistics()
+
+    def step_report(self) -> StepReport:
+        """Return what this rank has waited for since the last call; the first call begins to watch."""
+        return self._runtime.step_report()
 
     def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
         """Return how many nodes of a group are dead.

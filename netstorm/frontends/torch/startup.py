@@ -74,6 +74,7 @@ __all__ = [
     "meet",
     "reachable",
     "refuse",
+    "runtime_of_job",
     "untested_version",
 ]
 
@@ -568,6 +569,12 @@ def join_before_rendezvous(
             default = dist.distributed_c10d._get_default_timeout(dist.Backend(backend))  # noqa: SLF001
             settings = settings.changed(wait_timeout_s=(timeout or default).total_seconds())
         runtime_of_this_process(settings, framework="PyTorch")
+
+
+def runtime_of_job() -> Runtime | None:
+    """Return the runtime of the job that this process is in; None: it is in none."""
+    with _process.lock:
+        return None if _process.job is None else _process.job.runtime
 
 
 def before_leaving(function: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import util
 from types import FrameType, TracebackType
-from typing import Final, NoReturn, Protocol, cast
+from typing import Final, NoReturn, Protocol, TypeVar, cast
 
 from netstorm import clock
 from netstorm.errors import Closed, NetStormError, UsageError, WaitTimeout
@@ -35,6 +35,7 @@ from netstorm.kvstore.operations import (
     SendOperation,
 )
 from netstorm.kvstore.process.node_process import NodeProcess
+from netstorm.kvstore.process.step_report import StepMeter, StepReport
 from netstorm.observe.log import Counters, configure_logging
 from netstorm.observe.trace import Trace
 from netstorm.protocol.frames import Buffer, checksum
@@ -53,6 +54,8 @@ __all__ = [
     "runtime_of_this_process",
 ]
 
+
+T = TypeVar("T")
 
 _SLICE_S: Final = 0.2
 """Blocking waits are cut into slices, so that Python's signal handlers run."""
@@ -84,6 +87,7 @@ class Runtime:
         self._busy: Final = BusyTime()
         self._namespaces = 0
         self.computing: Final = CompletionThread("netstorm-codecs")
+        self._steps: StepMeter | None = None
         self._closing: Final = threading.Lock()
         self._closed = False
         self._pid: Final = os.getpid()
@@ -163,6 +167,19 @@ class Runtime:
             "clock_error_s": self.process.cluster_clock.error_bound_s(clock.monotonic()),
             **self.counters.snapshot(),
         }
+
+    def step_report(self) -> StepReport:
+        """Return what this rank has waited for since the last report; the first one begins to watch.
+
+        Raises:
+            Closed: after `close`, or in a forked child.
+            NetStormError: the failure of the job.
+        """
+        self.check()
+        with self._closing:
+            if self._steps is None:
+                self._steps = StepMeter(self)
+        return self._steps.report(self)
 
     # --------------------------------------------------------------------------------- keys and operations
 
@@ -270,6 +287,14 @@ class Runtime:
         """Have the I/O thread call `function` with the node and the time, soon; never after `close`."""
         self.process.post(lambda now: function(self.node, now))
 
+    def ask(self, function: Callable[[GeneralNode], T]) -> concurrent.futures.Future[T]:
+        """Have the I/O thread call `function` with the node, and return its result as a future.
+
+        Raises:
+            Closed: after `close`, or in a forked child.
+        """
+        return self._driver.thread.call(lambda _: function(self.node))
+
     # --------------------------------------------------------------------------------------------- the end
 
     def fail(self, reason: str) -> None:
@@ -305,6 +330,8 @@ class Runtime:
             if self._closed:
                 return
             self._closed = True
+        if self._steps is not None:
+            self._steps.close()
         self._signals.close()
         self.process.close()
         self.computing.close()

@@ -62,6 +62,9 @@ __all__ = ["Aggregation", "EarlyPart", "TopologyRequests", "check_part", "check_
 
 _log = logging.getLogger(__name__)
 
+_CHUNKS_LOOKED_AT: Final = 64
+"""Of a round, to say whom it waits for: enough to meet each tree, and quick."""
+
 _RESULTS_AHEAD: Final = 1 << 62
 """Bytes that results are ahead of sums in rounds that may end without late sums: more than a job has."""
 
@@ -642,6 +645,12 @@ class Aggregation:
         if round is None or round.operation is None:
             return f"{operation}: not begun; it waits for earlier rounds, or for the scheduler's answer"
         return f"{operation}: {round.waiting_text()}"
+
+    def awaited(self) -> tuple[set[int], set[int]]:
+        """Return the ranks and the neighbours that the oldest operation waits for (`Round.awaited`)."""
+        oldest = min(self.outstanding(), key=lambda operation: operation.begun_at, default=None)
+        round = None if oldest is None else self.rounds.get((oldest.key.identity, oldest.round))
+        return (set(), set()) if round is None else round.awaited(_CHUNKS_LOOKED_AT)
 
     def oldest(self) -> float:
         """Return when the oldest outstanding operation was submitted (inf: none is)."""

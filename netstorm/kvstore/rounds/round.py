@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple, TypeAlias
@@ -339,6 +340,26 @@ class Round:
             self.form.write(operation.destination, start, end, payload, contributors)
         if operation.loss is not None and contributors >> self.plan.rank & 1:
             operation.record_counted(start, end)
+
+    def awaited(self, most: int) -> tuple[set[int], set[int]]:
+        """Return the ranks whose contributions are missing here, and the neighbours from whom sums or results
+        are to come: of the first `most` chunks without a result.
+        """
+        ranks: set[int] = set()
+        neighbours: set[int] = set()
+        for chunk in itertools.islice((at for at, done in enumerate(self.results) if not done), most):
+            total = self.sums[chunk]
+            plan, tree = self.way_of(chunk)
+            lacking = 0
+            if total is not None and total is not SENT:
+                lacking = plan.expected[tree] & ~total.contributors & ~(1 << plan.rank)
+            if lacking:
+                ranks.update(ranks_in(lacking))
+                children = plan.reduce_children[tree]
+                neighbours.update(child for child in children if plan.mask_of(tree, child) & lacking)
+            elif plan.broadcast_parent[tree] >= 0:
+                neighbours.add(plan.broadcast_parent[tree])
+        return ranks, neighbours
 
     def waiting_text(self) -> str:
         """Return what is missing, for a person."""
