@@ -32,5 +32,4 @@ fi
 PATH="$PWD/$folder/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE
 "$folder/bin/python" -c 'import sys, torch; print("PyTorch", torch.__version__, "Python", sys.version.split()[0])'
-[ $# -gt 0 ] || set -- tests/unit/frontends/torch tests/integration/torch
-exec pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+exec pytest -n 2 --dist loadfile --no-loadscope-reorder tests/unit/frontends/torch tests/integration/torch "$@"
