@@ -62,6 +62,9 @@ _MOST_ESTIMATED: Final = 24
 """Nodes of a job whose link estimates are computed for a snapshot: that takes 14 ms of the scheduler's thread
 with 24 nodes, 0.5 s with 128. Of larger jobs people see what nodes reported."""
 
+_MOST_KEYS_SHOWN: Final = 200
+"""Keys that a snapshot has; a model may have thousands, and nobody reads their list to its end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstPolicy:
@@ -734,6 +737,7 @@ class SchedulerMachine:
             former=self._history.former(),
             keys=0 if job is None else len(job.keys),
             key_bytes=0 if job is None else job.keys.total_bytes,
+            first_keys=() if job is None else job.keys.first(_MOST_KEYS_SHOWN),
             considered="" if awareness is None else awareness.adaptation.reason,
             links=tuple if job is None else _link_estimates(job, now),
             counters=self.counters.snapshot(),
@@ -746,6 +750,12 @@ class SchedulerMachine:
 
     def _node_snapshots(self, job: Job, now: float) -> tuple[NodeSnapshot, ...]:
         caps = {} if job.awareness is None else job.awareness.collector.access_caps(now)
+        described = () if self._planned is None else self._planned.network.nodes
+        places: dict[int, tuple[float, float]] = {
+            node.rank: (node.lat, node.lon)
+            for node in described
+            if node.lat is not None and node.lon is not None
+        }
         nodes = []
         for rank, member in enumerate(job.members.all):
             if not member.host:
@@ -766,6 +776,7 @@ class SchedulerMachine:
                     reports=job.announcements.reports(rank),
                     egress=egress,
                     ingress=ingress,
+                    place=places.get(rank),
                 )
             )
         return tuple(nodes)

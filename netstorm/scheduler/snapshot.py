@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from netstorm.protocol.messages import LinkMeasure, Measured, Member, NodeStatus, PeerGone
+from netstorm.protocol.messages import KeySpec, LinkMeasure, Measured, Member, NodeStatus, PeerGone
 from netstorm.scheduler.awareness import FailedLinkRecord, LinkEstimate
 from netstorm.topology.policy import Policy
 
@@ -56,6 +56,8 @@ class NodeSnapshot:
     """Bit/s of all its links out together; 0: not measured."""
     ingress: float = 0.0
     """Bit/s of all its links in together; 0: not measured."""
+    place: tuple[float, float] | None = None
+    """Degrees north and east; None: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class JobSnapshot:
     """The newest last."""
     keys: int
     key_bytes: int
+    first_keys: tuple[tuple[KeySpec, int], ...] = ()
+    """The first keys that were registered, and their bytes."""
     considered: str
     """Why a new policy was last wanted or not; empty: none was considered."""
     links: Callable[[], Sequence[LinkEstimate]]

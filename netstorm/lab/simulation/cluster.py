@@ -391,7 +391,7 @@ def _assumed(settings: Settings, network: Network | None, delay_s: float) -> Ini
     if not settings.awareness:
         return replace(found, network=network, known=True, described=True)
     links = tuple(Link(source=link.source, target=link.target, rate=_ANY_RATE) for link in network.links)
-    nodes = tuple(Node(rank=node.rank, site=node.site) for node in network.nodes)
+    nodes = tuple(replace(node, egress=None, ingress=None) for node in network.nodes)
     return replace(found, network=replace(network, nodes=nodes, links=links, changes=()), described=True)
 
 
