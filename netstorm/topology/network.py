@@ -334,7 +334,9 @@ class Node:
         LATITUDE.require(self.lat, f"lat of rank {self.rank}")
         LONGITUDE.require(self.lon, f"lon of rank {self.rank}")
         if (self.lat is None) != (self.lon is None):
-            raise UsageError(f"rank {self.rank} has lat {self.lat} and lon {self.lon}: expected both or neither")
+            raise UsageError(
+                f"rank {self.rank} has lat {self.lat} and lon {self.lon}: expected both or neither"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ from netstorm.scheduler.replay_log import MAGIC
 from netstorm.scheduler.several_jobs import SeveralJobs
 from netstorm.scheduler.standby import StandbyMachine
 from netstorm.settings import Settings
-from netstorm.topology.network import Link, Network, Node, Rank
+from netstorm.topology.network import Link, Network, Rank
 from netstorm.topology.policy import Policy
 
 __all__ = ["Scheduled", "SimulatedCluster", "SimulatedJobs"]
