@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from netstorm.dashboard.server import Feed, Guard
 
-__all__ = ["dashboard", "is_installed"]
+__all__ = ["dashboard"]
 
 _PORT: Final = 8787
 """Dask's dashboard's, which its users know. Another one is taken if it is not free."""
@@ -54,7 +53,6 @@ def dashboard(
     ] = None,
     token_file: TokenOption = None,
     ca: CaOption = None,
-    launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
 ) -> None:
     """Show jobs in a browser: the network, trees, curves and events, live or recorded.
 
@@ -67,7 +65,7 @@ def dashboard(
     The exit code is 0 after Ctrl-C, or 2 if there is nothing to show, or it may not be seen.
     """
     with exit_on_usage_error():
-        if not is_installed():
+        if not all(find_spec(name) is not None for name in ("starlette", "uvicorn")):
             raise UsageError("the dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
         from netstorm.dashboard.server import Guard, open_socket, serve
 
@@ -82,16 +80,9 @@ def dashboard(
         shown = settings.node_host or os.uname().nodename if host in {"0.0.0.0", "::"} else host  # noqa: S104
         address = host_port(shown, listener.getsockname()[1])
         typer.echo(f"netstorm dashboard: {scheme}://{address}/{'' if token is None else f'?token={token}'}")
-        if launched:
-            _end_with_launcher()
         serve(
             listener, lambda: make(guard), certificate=settings.web_cert or None, key=settings.web_key or None
         )
-
-
-def is_installed() -> bool:
-    """Return whether the packages of the extra `dashboard` are there."""
-    return all(find_spec(name) is not None for name in ("starlette", "uvicorn"))
 
 
 def _live(
@@ -124,14 +115,3 @@ def _listen(open_socket: Callable[[str, int], socket.socket], host: str, port: i
         return open_socket(host, _PORT)
     except UsageError:
         return open_socket(host, 0)
-
-
-def _end_with_launcher() -> None:
-    """End this process when its standard input ends: the launcher has gone, however it did."""
-
-    def wait() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(0)
-
-    threading.Thread(target=wait, name="netstorm-launcher", daemon=True).start()

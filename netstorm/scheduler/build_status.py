@@ -153,7 +153,7 @@ def _node(node: NodeSnapshot, now: float) -> NodeView:
         rank=member.rank if member.rank >= 0 else None,
         host=member.host,
         port=member.port,
-        site=member.site,
+        site=member.site or ("" if node.described is None else node.described.site),
         state=_state(node),
         heard_s=max(0.0, now - node.heard_at),
         busy_s=node.busy_s,
@@ -174,8 +174,8 @@ def _node(node: NodeSnapshot, now: float) -> NodeView:
         detoured=None if status is None else status.detoured,
         egress=_known(node.egress),
         ingress=_known(node.ingress),
-        lat=None if node.place is None else node.place[0],
-        lon=None if node.place is None else node.place[1],
+        lat=None if node.described is None else node.described.lat,
+        lon=None if node.described is None else node.described.lon,
         queued=None if status is None or status.queued < 0 else status.queued,
     )
 

@@ -284,6 +284,7 @@ class SchedulerMachine:
             else:
                 self._check_policy(self.job, now)
             self._place_latecomers(self.job, now)
+            self._history.installed(self.policy, now)  # views bring policies of their own
         self._end_if_due(now)
 
     def next_tick(self) -> float:
@@ -723,6 +724,7 @@ class SchedulerMachine:
     def snapshot(self, now: float) -> JobSnapshot:
         """Return everything that people and programs may want to know of the job. Cheap."""
         options, job, awareness = self.options, self.job, self.awareness
+        self._history.installed(self.policy, now)  # a view has come since the last tick
         return JobSnapshot(
             now=now,
             started_at=self._started_at,
@@ -751,11 +753,6 @@ class SchedulerMachine:
     def _node_snapshots(self, job: Job, now: float) -> tuple[NodeSnapshot, ...]:
         caps = {} if job.awareness is None else job.awareness.collector.access_caps(now)
         described = () if self._planned is None else self._planned.network.nodes
-        places: dict[int, tuple[float, float]] = {
-            node.rank: (node.lat, node.lon)
-            for node in described
-            if node.lat is not None and node.lon is not None
-        }
         nodes = []
         for rank, member in enumerate(job.members.all):
             if not member.host:
@@ -776,7 +773,7 @@ class SchedulerMachine:
                     reports=job.announcements.reports(rank),
                     egress=egress,
                     ingress=ingress,
-                    place=places.get(rank),
+                    described=described[rank] if rank < len(described) else None,
                 )
             )
         return tuple(nodes)

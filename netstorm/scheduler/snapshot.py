@@ -18,6 +18,7 @@ from typing import Final
 
 from netstorm.protocol.messages import KeySpec, LinkMeasure, Measured, Member, NodeStatus, PeerGone
 from netstorm.scheduler.awareness import FailedLinkRecord, LinkEstimate
+from netstorm.topology.network import Node
 from netstorm.topology.policy import Policy
 
 __all__ = [
@@ -56,8 +57,8 @@ class NodeSnapshot:
     """Bit/s of all its links out together; 0: not measured."""
     ingress: float = 0.0
     """Bit/s of all its links in together; 0: not measured."""
-    place: tuple[float, float] | None = None
-    """Degrees north and east; None: nobody knows."""
+    described: Node | None = None
+    """As the network file has it; None: there is none, or it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +275,10 @@ class PolicyHistory:
         self._policy = policy
 
     def installed(self, policy: Policy, now: float) -> None:
-        """Record that a policy has replaced the one before."""
+        """Record that a policy has replaced the one before, unless that is known."""
         before = self._policy
+        if policy.version == before.version:
+            return
         self._replaced.append(
             ReplacedPolicy(version=before.version, reason=before.reason, begin=self.since, end=now)
         )

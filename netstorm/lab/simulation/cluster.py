@@ -33,11 +33,13 @@ from netstorm.lab.simulation.process import (
     host_of,
 )
 from netstorm.protocol.frames import SCHEDULER
+from netstorm.scheduler.build_status import build_status
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.policies import InitialAssumptions, first_policy, initial_assumptions
 from netstorm.scheduler.replay_log import MAGIC
 from netstorm.scheduler.several_jobs import SeveralJobs
 from netstorm.scheduler.standby import StandbyMachine
+from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
 from netstorm.topology.network import Link, Network, Rank
 from netstorm.topology.policy import Policy
@@ -325,6 +327,17 @@ class SimulatedCluster(Simulation):
     def install_policy(self, policy: Policy) -> None:
         """Let the scheduler change over to a policy, now."""
         self.scheduler.call(lambda now: self.scheduler.machine.install(policy, now))
+
+    def watch(self, every_s: float, see: Callable[[JobStatus], None]) -> None:
+        """Call `see` with the job's status each `every_s` virtual seconds, and change nothing."""
+
+        def look() -> None:
+            if self._scheduler is not None and self._scheduler.alive:
+                snapshot = self._scheduler.machine.snapshot(self._scheduler.now())
+                see(build_status(snapshot, time=self.now, scheduler="simulated"))
+            self.at(self.now + every_s, look)
+
+        self.at(self.now, look)
 
     # ---------------------------------------------------------------------------------------------- processes
 
