@@ -39,8 +39,12 @@ _MOST_POINTS: Final = 2000
 _MOST_EVENTS: Final = 1000
 _MOST_POLICIES: Final = 300
 _BOUND_NODES: Final = 16
-"""The optimum of so many nodes takes a few ms, that of 32 seconds."""
+"""The optimum of so many nodes takes 0.3 s of a processor, that of 32 many seconds."""
 _BOUND_EVERY_S: Final = 30.0
+_BOUND_EVERY: Final = 0.1
+"""Part of the job's time so far: a recorded night has 60 optima, not a thousand."""
+_BOUND_SOONER: Final = 0.2
+"""Part of the time between two, after which a new policy makes it worth to look again."""
 _OLD_S: Final = 30.0
 """Age from which `netstorm top` shows a measurement as an old one, too."""
 
@@ -171,7 +175,7 @@ class History:
         """Of so many statuses one becomes a point."""
         self._skipped = 0
         self._bound: float | None = None
-        self._bound_of: tuple[int, float] = (-1, 0.0)
+        self._bound_of: tuple[int, float] = (-1, -_BOUND_EVERY_S)
 
     def add(self, status: JobStatus) -> Update:
         """Take the next status, and return what is new in it."""
@@ -199,7 +203,10 @@ class History:
             return []
         self._skipped = 0
         version, at = self._bound_of
-        if version != status.policy.version or abs(status.time - at) >= _BOUND_EVERY_S:
+        begin = self.points[0].time if self.points else status.time
+        every = _BOUND_EVERY_S + _BOUND_EVERY * (status.time - begin)
+        same = version == status.policy.version
+        if abs(status.time - at) >= every * (1.0 if same else _BOUND_SOONER):
             self._bound, self._bound_of = _bound(status), (status.policy.version, status.time)
         rounds = [node.round_s for node in status.nodes if node.round_s is not None and node.state != "left"]
         point = Point(

@@ -113,22 +113,28 @@ class Feed:
 
     async def _poll(self, job: str | None) -> None:
         try:
-            status = await asyncio.to_thread(self._read, job)
+            history, update = await asyncio.to_thread(self._ask, job)
         except NetStormError as error:
             for viewer in self._viewers:
                 if viewer.job == job:
                     self._tell(viewer, self._histories.get(job or ""), Update(lost=str(error)))
             return
+        assert history.last is not None
+        for viewer in self._viewers:
+            if viewer.job == job:
+                if history.last.jobs:
+                    viewer.job = history.last.job  # not another job when this one has ended
+                self._tell(viewer, history, update)
+
+    def _ask(self, job: str | None) -> tuple[History, Update]:
+        """Read a job's status, and enter it in its history. Runs on a thread: both may take a second."""
+        status = self._read(job)
         name = status.job if status.jobs else ""
         history = self._histories.pop(name, None) or History()
         self._histories[name] = history  # the last one now
         for old in list(self._histories)[:-_MOST_JOBS]:
             del self._histories[old]
-        update = history.add(status)
-        for viewer in self._viewers:
-            if viewer.job == job:
-                viewer.job = name or None  # not another job when this one has ended
-                self._tell(viewer, history, update)
+        return history, history.add(status)
 
     def _tell(self, viewer: _Viewer, history: History | None, update: Update) -> None:
         if not viewer.knows_all and history is not None:
