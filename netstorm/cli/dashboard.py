@@ -21,7 +21,7 @@ from netstorm.settings import Settings
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from netstorm.dashboard.server import Feed, Guard
+    from netstorm.dashboard.server import Feed, PageGuard
 
 __all__ = ["dashboard"]
 
@@ -67,14 +67,14 @@ def dashboard(
     with exit_on_usage_error():
         if not all(find_spec(name) is not None for name in ("starlette", "uvicorn")):
             raise UsageError("the dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
-        from netstorm.dashboard.server import Guard, open_socket, serve
+        from netstorm.dashboard.server import PageGuard, open_socket, serve
 
         if file is not None and scheduler is not None:
             raise UsageError(f"--file {file} and --scheduler {scheduler}: expected one of them")
         settings = Settings.from_environment()
         make, secret = _live(scheduler, token_file, ca) if file is None else (_replay(file), False)
         token = secrets.token_urlsafe(24) if secret or not is_loopback(host) else None
-        guard = Guard(token, (host, settings.node_host))
+        guard = PageGuard(token, (host, settings.node_host))
         listener = _listen(open_socket, host, port)
         scheme = "https" if settings.web_cert else "http"
         shown = settings.node_host or os.uname().nodename if host in {"0.0.0.0", "::"} else host  # noqa: S104
@@ -87,20 +87,20 @@ def dashboard(
 
 def _live(
     scheduler: str | None, token_file: Path | None, ca: Path | None
-) -> tuple[Callable[[Guard], tuple[Starlette, Feed | None]], bool]:
+) -> tuple[Callable[[PageGuard], tuple[Starlette, Feed | None]], bool]:
     """Return what makes the application of a running scheduler, and whether that has a token."""
     from netstorm.dashboard.server import Feed, live_app
 
     source, _ = reach(scheduler, token_file=token_file, ca=ca)
 
-    def make(guard: Guard) -> tuple[Starlette, Feed | None]:
+    def make(guard: PageGuard) -> tuple[Starlette, Feed | None]:
         feed = Feed(source.status)
         return live_app(feed, guard), feed
 
     return make, source.has_token
 
 
-def _replay(file: Path) -> Callable[[Guard], tuple[Starlette, Feed | None]]:
+def _replay(file: Path) -> Callable[[PageGuard], tuple[Starlette, Feed | None]]:
     from netstorm.dashboard.recording import page_data
     from netstorm.dashboard.server import replay_app
 

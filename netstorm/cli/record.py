@@ -10,7 +10,7 @@ import typer
 from netstorm import clock
 from netstorm.cli.status_source import CaOption, JobOption, SchedulerOption, StatusSource, TokenOption, reach
 from netstorm.cli.support import exit_on_usage_error, size_text
-from netstorm.dashboard.recording import Recorder, page_data
+from netstorm.dashboard.recording import StatusRecorder, page_data
 from netstorm.errors import Unavailable, UsageError
 from netstorm.observe.private_files import write_private
 from netstorm.scheduler.status import JobStatus
@@ -61,7 +61,7 @@ def record(
         names = [line.job for line in status.jobs] or [status.job]
         if job is not None and job not in names:
             raise UsageError(f"--job {job}: no such job at {source}; there are: {', '.join(names)}")
-        recorder, count = Recorder(file, most), 0
+        recorder, count = StatusRecorder(file, most), 0
         try:
             failed = 0
             while failed < _TRIES:

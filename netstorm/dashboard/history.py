@@ -20,9 +20,9 @@ from netstorm.topology.network import Link, Network, Node, Rank
 from netstorm.topology.resources import optimum
 
 __all__ = [
-    "Event",
     "Frame",
     "History",
+    "JobEvent",
     "LinkFrame",
     "NodeFrame",
     "Point",
@@ -140,7 +140,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     """The most that the measured links allow, by any trees."""
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True):
+class JobEvent(msgspec.Struct, frozen=True, array_like=True):
     """Something that happened to a job, in words."""
 
     time: float
@@ -155,7 +155,7 @@ class Update(msgspec.Struct, kw_only=True, omit_defaults=True):
     reset: bool = False
     frame: Frame | None = None
     points: list[Point] = []
-    events: list[Event] = []
+    events: list[JobEvent] = []
     policies: list[PolicyFrame] = []
     lost: str = ""
     """Why there is no frame; empty: there is one."""
@@ -166,7 +166,7 @@ class History:
 
     def __init__(self) -> None:
         self.points: list[Point] = []
-        self.events: list[Event] = []
+        self.events: list[JobEvent] = []
         self.policies: Final[dict[int, PolicyFrame]] = {}
         self.last: JobStatus | None = None
         self._known: Final[set[tuple[object, ...]]] = set()
@@ -218,43 +218,46 @@ class History:
             self._every *= 2
         return [point]
 
-    def _new_events(self, status: JobStatus) -> Iterator[Event]:
+    def _new_events(self, status: JobStatus) -> Iterator[JobEvent]:
         for event, identity in _events(status, self.last):
             if identity not in self._known:
                 self._known.add(identity)
                 yield event
 
 
-def _events(status: JobStatus, before: JobStatus | None) -> Iterator[tuple[Event, tuple[object, ...]]]:
+def _events(status: JobStatus, before: JobStatus | None) -> Iterator[tuple[JobEvent, tuple[object, ...]]]:
     """Yield what a status says has happened, each with what tells it from all others."""
     now, policy = status.time, status.policy
     for old in status.former:
         text = f"Policy {old.version}: {old.reason or 'no reason given'}"
-        yield Event(_short(now - old.ended_s - old.lasted_s, 13), "policy", text), ("policy", old.version)
+        yield JobEvent(_short(now - old.ended_s - old.lasted_s, 13), "policy", text), ("policy", old.version)
     text = f"Policy {policy.version}: {policy.reason or 'no reason given'}"
-    yield Event(_short(now - policy.since_s, 13), "policy", text), ("policy", policy.version)
+    yield JobEvent(_short(now - policy.since_s, 13), "policy", text), ("policy", policy.version)
     if status.view is not None:
         for change in status.view.changes:
             text = f"View {change.view}, {change.members} nodes: {change.text}"
-            yield Event(_short(now - change.ago_s, 13), "view", text), ("view", change.view)
+            yield JobEvent(_short(now - change.ago_s, 13), "view", text), ("view", change.view)
     for link in status.failed_links:
         at = now - link.since_s
         text = f"Link {link.source} → {link.target} has failed: {link.reason}"
-        yield Event(_short(at, 13), "link", text), ("failed", link.source, link.target, round(at))
+        yield JobEvent(_short(at, 13), "link", text), ("failed", link.source, link.target, round(at))
     if before is None:
         return
     failed = {(link.source, link.target) for link in status.failed_links}
     for link in before.failed_links:
         if (link.source, link.target) not in failed:
             text = f"Link {link.source} → {link.target} is back"
-            yield Event(now, "link", text), ("back", link.source, link.target, now)
+            yield JobEvent(now, "link", text), ("back", link.source, link.target, now)
     if status.phase != before.phase:
-        yield Event(now, "job", f"The job is {status.phase}: {status.text}"), ("phase", now)
+        yield JobEvent(now, "job", f"The job is {status.phase}: {status.text}"), ("phase", now)
     states = {(node.host, node.port): node.state for node in before.nodes}
     for node in status.nodes:
         old_state = states.get((node.host, node.port))
         if old_state != node.state and (old_state or node.state) != "joining":
-            yield Event(now, "node", f"{_who(node)} is {node.state}"), ("node", _who(node), node.state, now)
+            yield (
+                JobEvent(now, "node", f"{_who(node)} is {node.state}"),
+                ("node", _who(node), node.state, now),
+            )
 
 
 def _who(node: NodeView) -> str:

@@ -13,13 +13,13 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from netstorm.dashboard.history import Event, History, Point, PolicyFrame
+from netstorm.dashboard.history import History, JobEvent, Point, PolicyFrame
 from netstorm.errors import UsageError
 from netstorm.observe.private_files import open_private
 from netstorm.protocol.frames import clean
 from netstorm.scheduler.status import JobStatus
 
-__all__ = ["JobRecord", "Recorder", "page_data", "read_recording"]
+__all__ = ["JobRecord", "StatusRecorder", "page_data", "read_recording"]
 
 _LONGEST_LINE: Final = 64 * 2**20
 """A full mesh of 512 measured nodes has 40 MB."""
@@ -28,7 +28,7 @@ PAGE_BYTES: Final = 8_000_000
 """Of all frames of a page: a browser reads them in 0.1 s."""
 
 
-class Recorder:
+class StatusRecorder:
     """Writes a recording. Close it.
 
     Args:
@@ -140,7 +140,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
 
     frames: list[msgspec.Raw]
     points: list[Point]
-    events: list[Event]
+    events: list[JobEvent]
     policies: list[PolicyFrame]
 
 

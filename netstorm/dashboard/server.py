@@ -144,7 +144,7 @@ class Feed:
             viewer.send(update)
 
 
-def live_app(feed: Feed, guard: Guard) -> Starlette:
+def live_app(feed: Feed, guard: PageGuard) -> Starlette:
     """Return the application that shows what a scheduler says."""
 
     async def events(request: Request) -> Response:
@@ -157,7 +157,7 @@ def live_app(feed: Feed, guard: Guard) -> Starlette:
     return _app(guard, Route("/events", events), Route("/recording.json", no_recording))
 
 
-def replay_app(records: Mapping[str, JobRecord], guard: Guard) -> Starlette:
+def replay_app(records: Mapping[str, JobRecord], guard: PageGuard) -> Starlette:
     """Return the application that shows a recording."""
     data = msgspec.json.encode(records)
 
@@ -167,12 +167,12 @@ def replay_app(records: Mapping[str, JobRecord], guard: Guard) -> Starlette:
     return _app(guard, Route("/recording.json", recording))
 
 
-def _app(guard: Guard, *routes: Route) -> Starlette:
+def _app(guard: PageGuard, *routes: Route) -> Starlette:
     files = Mount("/", StaticFiles(directory=STATIC, html=True))
     return Starlette(routes=[*routes, files], middleware=[Middleware(guard.around)])
 
 
-class Guard:
+class PageGuard:
     """Who may see the page: whoever has the token, if there is one, and asks under a name of this machine.
 
     Args:
@@ -273,7 +273,7 @@ def serve(
             ssl_certfile=certificate,
             ssl_keyfile=key,
         )
-        server = _Server(config, asyncio.get_running_loop(), feed)
+        server = _PageServer(config, asyncio.get_running_loop(), feed)
         polling = asyncio.create_task(feed.run()) if feed is not None else None
         try:
             await server.serve([listener])
@@ -285,7 +285,7 @@ def serve(
     asyncio.run(run())
 
 
-class _Server(uvicorn.Server):
+class _PageServer(uvicorn.Server):
     """Ends the streams when a signal asks it to end; it would wait for their viewers to hang up."""
 
     def __init__(self, config: uvicorn.Config, loop: asyncio.AbstractEventLoop, feed: Feed | None) -> None:

@@ -9,11 +9,11 @@ import stat
 import msgspec
 import pytest
 
-from netstorm.dashboard.recording import Recorder, page_data, read_recording
+from netstorm.dashboard.recording import StatusRecorder, page_data, read_recording
 from netstorm.errors import UsageError
 from netstorm.lab.testing.watched_job import large_job
 
-STATUS = large_job(9, time=0.0)
+STATUS = msgspec.structs.replace(large_job(9, time=0.0), links=())
 
 
 def at(second: float, job: str = "a"):
@@ -21,7 +21,7 @@ def at(second: float, job: str = "a"):
 
 
 def recorded(path, statuses, most=10**9):
-    recorder = Recorder(path, most)
+    recorder = StatusRecorder(path, most)
     for status in statuses:
         recorder.add(status)
     recorder.close()
@@ -39,7 +39,7 @@ def test_what_was_recorded_is_read_again_and_only_its_owner_can(tmp_path):
 def test_a_full_file_keeps_the_whole_time_in_larger_steps(tmp_path):
     size = len(msgspec.json.encode(at(0))) + 1
     path = tmp_path / "job.jsonl"
-    recorder = Recorder(path, 21 * size)
+    recorder = StatusRecorder(path, 21 * size)
     for second in range(1000):
         recorder.add(at(second))
         assert path.stat().st_size <= 21 * size + 200  # texts of seconds have one to three figures
@@ -94,4 +94,4 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     with pytest.raises(UsageError, match=r"none\.jsonl: the recording cannot be read: No such file"):
         page_data(tmp_path / "none.jsonl")
     with pytest.raises(UsageError, match=r"cannot be written: No such file"):
-        Recorder(tmp_path / "folder" / "job.jsonl", 10**6)
+        StatusRecorder(tmp_path / "folder" / "job.jsonl", 10**6)

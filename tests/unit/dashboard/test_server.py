@@ -16,7 +16,7 @@ pytest.importorskip("starlette", reason="the extra dashboard is not installed")
 
 from netstorm.dashboard.page import STATIC, report
 from netstorm.dashboard.recording import JobRecord
-from netstorm.dashboard.server import Feed, Guard, live_app, replay_app
+from netstorm.dashboard.server import Feed, PageGuard, live_app, replay_app
 from netstorm.errors import Unavailable
 from netstorm.lab.testing.watched_job import large_job
 
@@ -55,7 +55,7 @@ def recording(text: str = "runs") -> dict[str, JobRecord]:
 
 
 def test_the_page_may_load_nothing_from_elsewhere_and_is_asked_for_by_names_of_this_machine_alone():
-    app = replay_app(recording(), Guard(None, ("node1",)))
+    app = replay_app(recording(), PageGuard(None, ("node1",)))
     status, head, body = ask(app)
     assert (status, "<title>NetStorm</title>" in body) == (200, True)
     assert head["content-security-policy"].startswith("default-src 'self';")
@@ -69,7 +69,7 @@ def test_the_page_may_load_nothing_from_elsewhere_and_is_asked_for_by_names_of_t
 
 
 def test_with_a_token_only_who_has_the_link_sees_anything():
-    app = replay_app(recording(), Guard("secret-secret-secret"))
+    app = replay_app(recording(), PageGuard("secret-secret-secret"))
     for path in ("/", "/recording.json", "/app.js", "/events"):
         assert ask(app, path)[0] == 401
         assert ask(app, path, "token=wrong")[0] == 401
@@ -164,6 +164,6 @@ def test_all_viewers_get_everything_first_then_what_is_new_from_one_poll_for_all
 
 def test_a_live_page_is_told_that_there_is_no_recording():
     async def build() -> Any:
-        return live_app(Feed(Scheduler().read), Guard(None))
+        return live_app(Feed(Scheduler().read), PageGuard(None))
 
     assert ask(asyncio.run(build()), "/recording.json")[0] == 204
