@@ -8,6 +8,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/venv.sh
 
+# The dashboard is looked at with a real browser; its tests say so if there is none.
+if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then
+    install_packages "The dashboard's tests need a browser" chromium chromium-driver || true
+fi
 make_venv "${EXTRAS:-mxnet,torch,dev}"
 PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile NetStorm anew

@@ -25,6 +25,9 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "launch": "Start a scheduler and N nodes, and run the job to its end.",
         "scheduler": "Run the scheduler of one job until all its nodes have left.",
         "top": "Show a running job: nodes, links, trees, times, and why the policy changed.",
+        "dashboard": "Show jobs in a browser: the network, trees, curves and events, live or recorded.",
+        "record": "Record what a scheduler says of its jobs, for netstorm dashboard and report.",
+        "report": "Make one HTML file of a recording, which shows it in any browser.",
         "simulate": "Simulate how long a round takes under each scheme, over many networks.",
         "bench": "Run a benchmark of a checkout, such as real systems on an emulated network.",
         "plan": "Compare topologies on a network: time, traffic, distance from the optimum.",
@@ -41,6 +44,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
 MODULES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "launch": "netstorm.cli.launch.command",
+        "report": "netstorm.cli.record",
         "plan": "netstorm.lab.commands.plan",
         "simulate": "netstorm.lab.commands.simulate",
         "bench": "netstorm.lab.commands.bench",

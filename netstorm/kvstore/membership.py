@@ -822,6 +822,8 @@ class DriverStatus:
     """Upper bound of the error of the offset, in s; -1: not known."""
     clock_hops: int = 0
     """Exchanges between this clock and the scheduler's: 1 if it asks the scheduler."""
+    queued: int = -1
+    """Bytes for other nodes that wait, or are not acknowledged yet; -1: not known."""
 
 
 class NodeStatusTracker:
@@ -886,6 +888,7 @@ class NodeStatusTracker:
             clock_error=driver.clock_error,
             clock_hops=driver.clock_hops,
             compression=self.compression,
+            queued=driver.queued,
         )
 
     def _drop_old_rounds(self) -> None:

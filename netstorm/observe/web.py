@@ -12,7 +12,7 @@ import socket
 import ssl
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -41,6 +41,7 @@ __all__ = [
     "WebAccess",
     "WebRefusals",
     "WebServer",
+    "is_own_host",
     "metrics_page",
     "pages",
     "read_token",
@@ -623,17 +624,21 @@ def with_token(application: Application, token: str, refusals: WebRefusals) -> A
     return guarded
 
 
-def with_known_host(application: Application, names: frozenset[str], refusals: WebRefusals) -> Application:
-    """Return an application that answers 421 to requests for a name that is not this process's.
+def is_own_host(header: str, names: Collection[str]) -> bool:
+    """Return whether a request's `Host` is one of this process's names, an address, or localhost.
 
     A browser asks for the name that a page elsewhere gives it, even if that name leads here (DNS rebinding),
     and lets that page read the answer. An address, or localhost, is nobody else's name.
     """
+    host = _PORT.sub("", header.strip().lower())
+    return host == "localhost" or host in names or is_address(host.strip("[]"))
+
+
+def with_known_host(application: Application, names: frozenset[str], refusals: WebRefusals) -> Application:
+    """Return an application that answers 421 to requests for a name that is not this process's."""
 
     def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        given = environ.get("HTTP_HOST", "localhost").strip().lower()
-        host = _PORT.sub("", given)
-        if host == "localhost" or host in names or is_address(host.strip("[]")):
+        if is_own_host(environ.get("HTTP_HOST", "localhost"), names):
             return application(environ, start_response)
         refusals.note("wrong_host", environ.get("REMOTE_ADDR", ""))
         headers = [

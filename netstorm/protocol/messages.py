@@ -810,6 +810,8 @@ class NodeStatus(Datagram, frozen=True, tag=23):
     """Exchanges between this node's clock and the scheduler's: 1 if it asks the scheduler; 0: unknown."""
     compression: str = ""
     """How gradients travel, for a person; empty: as they are."""
+    queued: int = -1
+    """Bytes for other nodes that wait, or are not acknowledged yet; -1: unknown."""
 
 
 # Views of elastic jobs: who is in a job that nodes may leave and join, and how rounds under way end when that

@@ -675,6 +675,10 @@ class Endpoint:
         """Return what went over each link, present or past, by peer and whether it was opened here."""
         return self._statistics.snapshot()
 
+    def queued_bytes(self) -> int:
+        """Return how many bytes for other nodes wait, or are not acknowledged yet."""
+        return self._sessions.queued_bytes()
+
     def connections(self) -> dict[Peer, Connection]:
         """Return the connections that were opened here and are in use, by peer."""
         return self._sessions.connections()

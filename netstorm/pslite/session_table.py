@@ -291,6 +291,14 @@ class SessionTable:
             if to not in (peer, SCHEDULER)
         )
 
+    def queued_bytes(self) -> int:
+        """Return how many bytes for other nodes wait, or are not acknowledged yet."""
+        return sum(
+            session.sending.window.in_flight + session.sending.queued_bytes
+            for to, session in self.opened.items()
+            if to >= 0
+        )
+
     # ---------------------------------------------------------------------------------------------- endings
 
     def begin_ending(self, session: Session) -> None:

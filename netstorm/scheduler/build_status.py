@@ -12,6 +12,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from netstorm.protocol.messages import KeySpec
 from netstorm.scheduler.awareness import LinkEstimate
 from netstorm.scheduler.snapshot import MOST_CHARACTERS, JobPhase, JobSnapshot, NodeSnapshot, ViewSnapshot
 from netstorm.scheduler.status import (
@@ -21,6 +22,7 @@ from netstorm.scheduler.status import (
     JobLine,
     JobStatus,
     KeysStatus,
+    KeyStatus,
     LinkStatus,
     NodeView,
     PolicyStatus,
@@ -67,7 +69,11 @@ def build_status(snapshot: JobSnapshot, *, time: float, scheduler: str = "", htt
             )
             for policy in reversed(snapshot.former)
         ),
-        keys=KeysStatus(count=snapshot.keys, bytes=snapshot.key_bytes),
+        keys=KeysStatus(
+            count=snapshot.keys,
+            bytes=snapshot.key_bytes,
+            first=tuple(_key(spec, size) for spec, size in snapshot.first_keys),
+        ),
         links=tuple(map(_link, snapshot.links())),
         counters=dict(snapshot.counters),
         failed_links=tuple(
@@ -99,6 +105,17 @@ def _link(link: LinkEstimate) -> LinkStatus:
         latency_s=link.latency if math.isfinite(link.latency) and link.latency >= 0 else None,
         age_s=link.age if measured else None,
         censored=link.censored,
+    )
+
+
+def _key(spec: KeySpec, size: int) -> KeyStatus:
+    return KeyStatus(
+        name=spec.name[:MOST_CHARACTERS],
+        store=spec.namespace,
+        dtype=spec.dtype,
+        shape=spec.shape,
+        bytes=size,
+        members=len(spec.members),
     )
 
 
@@ -136,7 +153,7 @@ def _node(node: NodeSnapshot, now: float) -> NodeView:
         rank=member.rank if member.rank >= 0 else None,
         host=member.host,
         port=member.port,
-        site=member.site,
+        site=member.site or ("" if node.described is None else node.described.site),
         state=_state(node),
         heard_s=max(0.0, now - node.heard_at),
         busy_s=node.busy_s,
@@ -157,6 +174,9 @@ def _node(node: NodeSnapshot, now: float) -> NodeView:
         detoured=None if status is None else status.detoured,
         egress=_known(node.egress),
         ingress=_known(node.ingress),
+        lat=None if node.described is None else node.described.lat,
+        lon=None if node.described is None else node.described.lon,
+        queued=None if status is None or status.queued < 0 else status.queued,
     )
 
 

@@ -62,6 +62,9 @@ _MOST_ESTIMATED: Final = 24
 """Nodes of a job whose link estimates are computed for a snapshot: that takes 14 ms of the scheduler's thread
 with 24 nodes, 0.5 s with 128. Of larger jobs people see what nodes reported."""
 
+_MOST_KEYS_SHOWN: Final = 200
+"""Keys that a snapshot has; a model may have thousands, and nobody reads their list to its end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstPolicy:
@@ -281,6 +284,7 @@ class SchedulerMachine:
             else:
                 self._check_policy(self.job, now)
             self._place_latecomers(self.job, now)
+            self._history.installed(self.policy, now)  # views bring policies of their own
         self._end_if_due(now)
 
     def next_tick(self) -> float:
@@ -720,6 +724,7 @@ class SchedulerMachine:
     def snapshot(self, now: float) -> JobSnapshot:
         """Return everything that people and programs may want to know of the job. Cheap."""
         options, job, awareness = self.options, self.job, self.awareness
+        self._history.installed(self.policy, now)  # a view has come since the last tick
         return JobSnapshot(
             now=now,
             started_at=self._started_at,
@@ -734,6 +739,7 @@ class SchedulerMachine:
             former=self._history.former(),
             keys=0 if job is None else len(job.keys),
             key_bytes=0 if job is None else job.keys.total_bytes,
+            first_keys=() if job is None else job.keys.first(_MOST_KEYS_SHOWN),
             considered="" if awareness is None else awareness.adaptation.reason,
             links=tuple if job is None else _link_estimates(job, now),
             counters=self.counters.snapshot(),
@@ -746,6 +752,7 @@ class SchedulerMachine:
 
     def _node_snapshots(self, job: Job, now: float) -> tuple[NodeSnapshot, ...]:
         caps = {} if job.awareness is None else job.awareness.collector.access_caps(now)
+        described = () if self._planned is None else self._planned.network.nodes
         nodes = []
         for rank, member in enumerate(job.members.all):
             if not member.host:
@@ -766,6 +773,7 @@ class SchedulerMachine:
                     reports=job.announcements.reports(rank),
                     egress=egress,
                     ingress=ingress,
+                    described=described[rank] if rank < len(described) else None,
                 )
             )
         return tuple(nodes)

@@ -495,6 +495,10 @@ class KeyRegistry:
         """Size of a full chunk, of the kind that holds most of the job's bytes; 0 while there is no key."""
         return max(self._chunk_bytes, key=self._chunk_bytes.__getitem__, default=0)
 
+    def first(self, most: int) -> tuple[tuple[KeySpec, int], ...]:
+        """Return the first keys that were registered, and their bytes."""
+        return tuple(zip(self._specs[:most], self._key_bytes[:most], strict=True))
+
     def spec(self, key: int) -> KeySpec:
         """Return what a key was registered as."""
         return self._specs[key]

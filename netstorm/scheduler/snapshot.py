@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from netstorm.protocol.messages import LinkMeasure, Measured, Member, NodeStatus, PeerGone
+from netstorm.protocol.messages import KeySpec, LinkMeasure, Measured, Member, NodeStatus, PeerGone
 from netstorm.scheduler.awareness import FailedLinkRecord, LinkEstimate
+from netstorm.topology.network import Node
 from netstorm.topology.policy import Policy
 
 __all__ = [
@@ -56,6 +57,8 @@ class NodeSnapshot:
     """Bit/s of all its links out together; 0: not measured."""
     ingress: float = 0.0
     """Bit/s of all its links in together; 0: not measured."""
+    described: Node | None = None
+    """As the network file has it; None: there is none, or it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ class JobSnapshot:
     """The newest last."""
     keys: int
     key_bytes: int
+    first_keys: tuple[tuple[KeySpec, int], ...] = ()
+    """The first keys that were registered, and their bytes."""
     considered: str
     """Why a new policy was last wanted or not; empty: none was considered."""
     links: Callable[[], Sequence[LinkEstimate]]
@@ -270,8 +275,10 @@ class PolicyHistory:
         self._policy = policy
 
     def installed(self, policy: Policy, now: float) -> None:
-        """Record that a policy has replaced the one before."""
+        """Record that a policy has replaced the one before, unless that is known."""
         before = self._policy
+        if policy.version == before.version:
+            return
         self._replaced.append(
             ReplacedPolicy(version=before.version, reason=before.reason, begin=self.since, end=now)
         )

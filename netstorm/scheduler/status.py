@@ -13,6 +13,7 @@ __all__ = [
     "FormerPolicy",
     "JobLine",
     "JobStatus",
+    "KeyStatus",
     "KeysStatus",
     "LinkStatus",
     "NodeView",
@@ -31,6 +32,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     site: str
+    """As NETSTORM_SITE says, or else the network file."""
+    """As NETSTORM_SITE says, or else the network file."""
     state: str
     """joining, running, busy (alive, but its Python does not run), silent (it has no state yet), finished (it
     will push no more) or left."""
@@ -72,6 +75,12 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """Bit/s of all its links out together, measured while its access line was the limit."""
     ingress: float | None
     """The same for its links in."""
+    lat: float | None = None
+    """Degrees north, if the network file says where the node is."""
+    lon: float | None = None
+    """Degrees east."""
+    queued: int | None = None
+    """Bytes that wait there for other nodes, or that these have not acknowledged yet."""
 
 
 class TreeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,12 +127,28 @@ class FormerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     lasted_s: float
 
 
+class KeyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One key."""
+
+    name: str
+    store: int
+    """The n-th store, or group, that its processes made."""
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    """Of its rounds, as they are shared among the trees."""
+    members: int
+    """Ranks that contribute; 0: all."""
+
+
 class KeysStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of the job."""
 
     count: int
     bytes: int
     """Of all keys together."""
+    first: tuple[KeyStatus, ...] = ()
+    """Those that were registered first; not all, if there are many."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):

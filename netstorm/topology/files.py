@@ -19,6 +19,8 @@ import yaml
 from netstorm.errors import NetworkFileError, TopologyFileError, UsageError
 from netstorm.topology.network import (
     LATENCY,
+    LATITUDE,
+    LONGITUDE,
     LOSS,
     RATE,
     TIME,
@@ -238,6 +240,7 @@ _EXAMPLES: Final = {
     "at": "180s, for instance",
 }
 _RANK: Final = re.compile(r"0|[1-9][0-9]{0,6}", re.ASCII)
+_DEGREES: Final = re.compile(r"[-+]?[0-9]{1,3}(\.[0-9]{1,17})?", re.ASCII)
 _LINK_FIELDS: Final = ("between", "from", "to", "rate", "latency", "loss")
 _CHANGE_FIELDS: Final = ("at", *_LINK_FIELDS)
 
@@ -303,12 +306,16 @@ def _nodes(section: Item) -> tuple[Node, ...]:
                 f"rank {rank}: expected ranks 0 to {len(pairs) - 1}, since there are {len(pairs)} nodes; "
                 f"rank {missing} is missing"
             )
-        fields: Fields = {} if item.is_null else item.fields(("site", "egress", "ingress"))
+        fields: Fields = {} if item.is_null else item.fields(("site", "egress", "ingress", "lat", "lon"))
+        if ("lat" in fields) != ("lon" in fields):
+            item.fail(f"{item.what} has one of lat and lon: expected both or neither")
         found[rank] = Node(
             rank=rank,
             site=fields["site"].read(checked_site, "a name") if "site" in fields else "",
             egress=_optional(fields, "egress", parse_rate, RATE),
             ingress=_optional(fields, "ingress", parse_rate, RATE),
+            lat=_degrees(fields, "lat", LATITUDE),
+            lon=_degrees(fields, "lon", LONGITUDE),
         )
     return tuple(node for _, node in sorted(found.items()))
 
@@ -374,6 +381,15 @@ def _required(fields: Fields, name: str, item: Item) -> Item:
 
 def _optional(fields: Fields, name: str, parse: Callable[[str], float], bounds: Bounds) -> float | None:
     return _quantity(fields[name], parse, bounds) if name in fields else None
+
+
+def _degrees(fields: Fields, name: str, bounds: Bounds) -> float | None:
+    def read(text: str) -> float:
+        if _DEGREES.fullmatch(text) is None or not bounds.allow(float(text)):
+            raise UsageError(f"{shortened(text)}: expected {bounds.words}")
+        return float(text)
+
+    return fields[name].read(read, bounds.words) if name in fields else None
 
 
 def _quantity(item: Item, parse: Callable[[str], float], bounds: Bounds) -> float:
@@ -452,6 +468,9 @@ def _node_text(node: Node) -> Iterator[tuple[str, str]]:
         yield "egress", _exact(node.egress, _RATES)
     if node.ingress is not None:
         yield "ingress", _exact(node.ingress, _RATES)
+    if node.lat is not None and node.lon is not None:
+        yield "lat", f"{Decimal(repr(node.lat)):f}"
+        yield "lon", f"{Decimal(repr(node.lon)):f}"
 
 
 def _link_texts(network: Network) -> Iterator[list[tuple[str, str]]]:

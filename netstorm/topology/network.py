@@ -307,23 +307,36 @@ RATE: Final = Bounds(1.0, 1e15, "more than 0: from 1bit/s to 1000Tbit/s")
 LATENCY: Final = Bounds(0.0, 3600.0, "from 0s to 1h")
 LOSS: Final = Bounds(0.0, math.nextafter(1.0, 0.0), "at least 0% and less than 100%")
 TIME: Final = Bounds(0.0, 1e9, "from 0s to 1e9s")
+LATITUDE: Final = Bounds(-90.0, 90.0, "degrees north, from -90 to 90")
+LONGITUDE: Final = Bounds(-180.0, 180.0, "degrees east, from -180 to 180")
 
 _SITE: Final = re.compile(r"[^\s,;/]{0,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A general node, and the caps of its access link in bit/s (None: not capped)."""
+    """A general node, the caps of its access link in bit/s (None: not capped), and where it is, for maps.
+
+    `lat` and `lon` are degrees north and east; both are None where nobody knows.
+    """
 
     rank: Rank
     site: str = ""
     egress: float | None = None
     ingress: float | None = None
+    lat: float | None = None
+    lon: float | None = None
 
     def __post_init__(self) -> None:
         checked_site(self.site)
         RATE.require(self.egress, f"egress of rank {self.rank}")
         RATE.require(self.ingress, f"ingress of rank {self.rank}")
+        LATITUDE.require(self.lat, f"lat of rank {self.rank}")
+        LONGITUDE.require(self.lon, f"lon of rank {self.rank}")
+        if (self.lat is None) != (self.lon is None):
+            raise UsageError(
+                f"rank {self.rank} has lat {self.lat} and lon {self.lon}: expected both or neither"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -20,7 +23,14 @@ from netstorm.cli.launch.job import (
     run_with_restarts,
     state_folder,
 )
-from netstorm.cli.launch.local_job import local_job, scheduler_rank, users_environment, wan_job, wan_line
+from netstorm.cli.launch.local_job import (
+    dashboard_process,
+    local_job,
+    scheduler_rank,
+    users_environment,
+    wan_job,
+    wan_line,
+)
 from netstorm.cli.launch.output import Console, open_standard_streams
 from netstorm.cli.launch.shutdown import Shutdown
 from netstorm.cli.launch.variables import KEY_FILE, RESERVED, check_port, fresh_or_given, hold_key
@@ -154,6 +164,15 @@ def launch(
             "all processes of a job that needs them all.",
         ),
     ] = 0,
+    dashboard: Annotated[
+        bool | None,
+        typer.Option(
+            "--dashboard/--no-dashboard",
+            help="Serve a page that shows the job, and end it with the job. Default: if the job runs on this "
+            "machine, output is a terminal, and the extra netstorm[dashboard] is installed.",
+            show_default=False,
+        ),
+    ] = None,
     no_scheduler: Annotated[bool, typer.Option("--no-scheduler", hidden=True)] = False,
 ) -> None:
     """Start a scheduler and N nodes, and run the job to its end.
@@ -220,6 +239,7 @@ def launch(
                 ipv6=ipv6,
                 restarts=restarts,
                 quiet=quiet,
+                dashboard=dashboard,
             )
             code = given.run(scratch)
         except CommandError as error:
@@ -258,6 +278,7 @@ class LaunchArguments:
     restarts: int = 0
     key: Path | None = None
     quiet: bool = False
+    dashboard: bool | None = None
 
     def run(self, scratch: Path) -> int:
         """Run the job to its end, and return the exit code.
@@ -298,6 +319,7 @@ class LaunchArguments:
             except OSError as error:
                 raise UsageError(f"--log-dir {self.log_folder}: cannot be made: {error}") from None
         console = Console(prefixes=self.prefixes, environment=environment)
+        dashboard = partial(dashboard_process, environment) if self._has_dashboard() else None
         elastic = settings.elastic_range
         fewest = None if elastic is None else elastic[0]
 
@@ -323,11 +345,27 @@ class LaunchArguments:
                 self.log_folder,
                 quiet=self.quiet,
                 spare=spare,
+                dashboard=dashboard,
             )
             return shutdown
 
         # Nodes of an elastic job are started again one by one.
         return run_with_restarts(attempt, self.restarts if fewest is None else 0, console)
+
+    def _has_dashboard(self) -> bool:
+        """Return whether to serve a page: by default for a person, who would see its address."""
+        here = self.with_scheduler and self.hosts is None and self.wan is None
+        installed = all(find_spec(name) is not None for name in ("starlette", "uvicorn"))
+        if self.dashboard is None:
+            return here and installed and not self.quiet and all(map(os.isatty, (1, 2)))
+        if self.dashboard and not here:
+            raise UsageError(
+                "--dashboard is for jobs whose scheduler runs here, outside namespaces; of others: "
+                "netstorm dashboard --scheduler HOST:PORT"
+            )
+        if self.dashboard and not installed:
+            raise UsageError("--dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
+        return self.dashboard
 
     def _run_in_a_wan(self, file: Path, variables: dict[str, str], scratch: Path) -> int:
         """Make the emulated network, run the job in it, and take it away again."""

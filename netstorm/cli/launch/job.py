@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -97,7 +99,7 @@ class Process:
     @property
     def label(self) -> str:
         """Prefix of its output lines."""
-        return "scheduler" if self.member == SCHEDULER else str(self.member)
+        return {SCHEDULER: "scheduler", DASHBOARD: "dashboard"}.get(self.member, str(self.member))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,13 @@ class LaunchedJob:
     """Where processes run, for messages; the scheduler only if that is another machine."""
     is_remote: bool = False
     """Whether they are started through ssh."""
+
+
+DASHBOARD: Final = Member(-2)
+"""Its process is no part of the job: the job neither waits for it nor hears of its end."""
+
+_WATCH: Final = re.compile(rb"netstorm scheduler: watch it with: netstorm top (--scheduler \S+.*)")
+"""What the scheduler says once it can be watched: these options are those of `netstorm dashboard`, too."""
 
 
 class CommandError(Exception):
@@ -187,6 +196,7 @@ def run_job(
     *,
     quiet: bool = False,
     spare: Collection[int] = (),
+    dashboard: Callable[[Sequence[str]], Process] | None = None,
 ) -> int:
     """Run a job to its end. No process of it is left when this returns. Only the main thread may call it.
 
@@ -197,6 +207,8 @@ def run_job(
         log_folder: also gets their output, one file each; None: no files.
         quiet: print only warnings and errors of the scheduler.
         spare: children of this process that are not part of the job, and live on.
+        dashboard: returns the process of the dashboard, given how it reaches the scheduler; None: there is
+            none. It ends with the job.
 
     Returns:
         The exit code, as `Shutdown.exit_code`.
@@ -208,7 +220,9 @@ def run_job(
     if job.ready_file is not None:
         job.ready_file.unlink(missing_ok=True)  # of an attempt before: its port is nobody's
     with signals_to_descriptor() as woken:
-        run = _JobRun(job, shutdown, console, log_folder, woken, quiet=quiet, spare=spare)
+        run = _JobRun(
+            job, shutdown, console, log_folder, woken, quiet=quiet, spare=spare, dashboard=dashboard
+        )
         try:
             run.to_the_end()
         finally:
@@ -230,6 +244,7 @@ class _JobRun:
         *,
         quiet: bool,
         spare: Collection[int],
+        dashboard: Callable[[Sequence[str]], Process] | None,
     ) -> None:
         self._job: Final = job
         self._shutdown: Final = shutdown
@@ -238,6 +253,8 @@ class _JobRun:
         self._woken: Final = woken
         self._quiet: Final = quiet
         self._spare: Final = spare
+        self._make_dashboard = dashboard
+        self._dashboard: Child | None = None
         self._words: Final[dict[Member, bytes]] = {}
         """What the scheduler was told of ranks that have ended."""
         self._children: Final[dict[Member, Child]] = {}
@@ -267,6 +284,9 @@ class _JobRun:
         left = kill_descendants(self._spare)
         if left:
             self._console.report(f"these processes survive SIGKILL: {', '.join(map(str, left))}")
+        if self._dashboard is not None:
+            self._dashboard.exit_code()
+            self._print(self._dashboard, self._dashboard.read_rest())
 
     # ----------------------------------------------------------------------------------------------- starting
 
@@ -301,6 +321,18 @@ class _JobRun:
         self._words.pop(process.member, None)
         self._shutdown.started(process.member, clock.monotonic())
 
+    def _start_dashboard(self, line: bytes) -> None:
+        """Start the dashboard if this line of the scheduler says how it is reached. No job fails for it."""
+        found = _WATCH.fullmatch(line)
+        if found is None or self._make_dashboard is None:
+            return
+        process = self._make_dashboard(shlex.split(found[1].decode()))
+        self._make_dashboard = None
+        try:
+            self._dashboard = Child(process, self._console, None)
+        except OSError as error:
+            self._console.report(f"there is no dashboard: {error.strerror}")
+
     def _start_again(self, member: Member, count: int) -> None:
         variables = {"NETSTORM_RESTART": str(count)}
         if member == SCHEDULER:
@@ -317,7 +349,8 @@ class _JobRun:
         poller.register(self._woken, select.POLLIN)
         readers = {}
         if not self._console.is_full:
-            readers = {number: child for child in self._children.values() for number in child.descriptors}
+            children = [*self._children.values(), *([self._dashboard] if self._dashboard else [])]
+            readers = {number: child for child in children for number in child.descriptors}
         for number in readers:
             poller.register(number, select.POLLIN)
         writing = self._console.wanted
@@ -362,7 +395,7 @@ class _JobRun:
     def _tell_end(self, child: Child, code: int) -> None:
         """Tell the scheduler how a rank has ended, once."""
         member, scheduler = child.member, self._children.get(SCHEDULER)
-        if member == SCHEDULER or member in self._words or self._job.scheduler is None:
+        if member in (SCHEDULER, DASHBOARD) or member in self._words or self._job.scheduler is None:
             return
         ended = RankEnded.of(
             member,
@@ -391,6 +424,8 @@ class _JobRun:
             elif child.member == SCHEDULER and line == BEGUN.encode():
                 self._shutdown.begun()
             else:
+                if child.member == SCHEDULER and self._make_dashboard is not None:
+                    self._start_dashboard(line)
                 if not (self._quiet and child.member == SCHEDULER and _is_information(stream, line)):
                     self._console.line(stream, child.label, line)
                 logged.append(line)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from netstorm.cli.launch import supervisor
-from netstorm.cli.launch.job import LaunchedJob, Process, start_message
+from netstorm.cli.launch.job import DASHBOARD, LaunchedJob, Process, start_message
 from netstorm.cli.launch.shutdown import SCHEDULER, Member
 from netstorm.cli.launch.variables import (
     FROM_ANOTHER_JOB,
@@ -29,7 +29,7 @@ from netstorm.settings import child_environment
 if TYPE_CHECKING:
     from netstorm.lab.emulation.wan import Wan
 
-__all__ = ["local_job", "scheduler_rank", "users_environment", "wan_job", "wan_line"]
+__all__ = ["dashboard_process", "local_job", "scheduler_rank", "users_environment", "wan_job", "wan_line"]
 
 
 # A job on this machine: on loopback, with the cores shared among the nodes.
@@ -57,6 +57,23 @@ def scheduler_process(
         supervisor=supervisor,
         environment=child_environment(environment, DMLC_ROLE="scheduler", NETSTORM_RANK=None),
         start_message=start_message(command=words, folder=None, reads=True),
+    )
+
+
+def dashboard_process(environment: Mapping[str, str], options: Sequence[str]) -> Process:
+    """Return a dashboard on this machine.
+
+    Args:
+        environment: names the token's file and the certificate, if any.
+        options: how it reaches the scheduler.
+    """
+    return Process(
+        member=DASHBOARD,
+        supervisor=SUPERVISOR,
+        environment=child_environment(environment, DMLC_ROLE=None, NETSTORM_RANK=None),
+        start_message=start_message(
+            command=[sys.executable, "-m", "netstorm", "dashboard", *options], folder=None
+        ),
     )
 
 

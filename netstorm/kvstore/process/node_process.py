@@ -198,6 +198,7 @@ class NodeProcess:
             clock_drift=sync.drift,
             clock_error=sync.error_bound(clock.monotonic()) if sync.synchronised else -1.0,
             clock_hops=sync.hops,
+            queued=self.driver.endpoint.queued_bytes(),
         )
 
     def _write_trace(self, trace: Trace) -> None:

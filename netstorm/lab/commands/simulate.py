@@ -133,6 +133,13 @@ def simulate(
         Path | None,
         typer.Option(metavar="FILE", help="Draw the times: .png, .svg or .pdf (needs matplotlib)."),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Record the job for netstorm dashboard --file; of one scheme and one seed.",
+        ),
+    ] = None,
 ) -> None:
     """Simulate or predict how long a round takes under each scheme, over many networks.
 
@@ -140,6 +147,7 @@ def simulate(
       netstorm simulate --nodes 9 --family internet2 --seeds 10
       netstorm simulate --nodes 512 --family cloud --topology fapt,star --json out.json
       netstorm simulate --network wan.yaml --model alexnet --rounds 20 --plot out.png
+      netstorm simulate --seeds 1 --topology auto --model 20MB --rounds 50 --record job.jsonl
 
     Policies are formed for the network as it is at its start, and do not change. A scheme that exceeds the
     limit for one network is left out from then on; the output says so.
@@ -150,7 +158,7 @@ def simulate(
     with exit_on_usage_error():
         options = _study_options(
             nodes=nodes, family=family, seeds=seeds, network=network, model=model, topology=topology,
-            degree=degree, chunk=chunk, rounds=rounds, engine=engine, limit=limit,
+            degree=degree, chunk=chunk, rounds=rounds, engine=engine, limit=limit, record=record,
         )  # fmt: skip
         if plot is not None:
             check_plot(plot)
@@ -204,6 +212,7 @@ def _study_options(
     rounds: int,
     engine: EngineName,
     limit: str,
+    record: Path | None,
 ) -> StudyOptions:
     from netstorm.lab.simulation.experiment import Engine, Experiment, choose_engine
     from netstorm.topology.files import load_network, tensors_of
@@ -232,18 +241,29 @@ def _study_options(
         used, reason = Engine(engine.value), "asked for"
     if used is Engine.CLUSTER:
         _check_memory(size, experiment.bytes)
+    topologies = _topologies(topology)
+    drawn = tuple(range(seeds or (1 if network is not None else _SEEDS)))
+    if record is not None:
+        if used is not Engine.CLUSTER:
+            raise UsageError(f"--record {record}: the predictor has no job to record: {reason}")
+        if len(topologies) != 1 or len(drawn) != 1:
+            raise UsageError(
+                f"--record {record}: {len(topologies)} schemes and {len(drawn)} seeds: expected one of each, "
+                "such as --topology auto --seeds 1"
+            )
     return StudyOptions(
         family=family,
         path=None if network is None else str(network),
         nodes=size,
-        seeds=tuple(range(seeds or (1 if network is not None else _SEEDS))),
+        seeds=drawn,
         changing=changing,
-        topologies=_topologies(topology),
+        topologies=topologies,
         degree=degree,
         experiment=experiment,
         engine=used,
         engine_reason=reason,
         limit_s=limit_s,
+        record=None if record is None else str(record.absolute()),
     )
 
 
@@ -297,6 +317,7 @@ class StudyOptions:
     engine: Engine
     engine_reason: str
     limit_s: float
+    record: str | None = None
 
     def case(self, seed: int, topology: str) -> Case:
         """Return the case of one scheme on one seed's network."""
@@ -315,6 +336,7 @@ class StudyOptions:
             rounds=self.experiment.rounds,
             seed=seed,
             engine=self.engine.value,
+            record=self.record or "" if topology != OPTIMUM else "",
         )
 
     @property

@@ -9,11 +9,13 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
 
 from netstorm import clock
+from netstorm.dashboard.recording import StatusRecorder
 from netstorm.errors import NetStormError, UsageError
 from netstorm.lab.simulation.experiment import Engine, Experiment, run
 from netstorm.topology.network import Network
@@ -65,6 +67,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     seed: int
     engine: str
+    record: str = ""
+    """File that gets the statuses of the job; empty: none."""
 
 
 class CaseBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
@@ -110,6 +114,8 @@ Answer: TypeAlias = CaseBegun | Formed | RoundDone | CaseEnded | CaseFailed
 # cannot. Cases and answers are lines of JSON. The process ends at the end of its input, even during a case.
 
 _GONE: Final = 1
+_RECORDED_BYTES: Final = 256_000_000
+"""Then the recording has larger steps, as that of `netstorm record`."""
 
 
 def main() -> None:
@@ -172,7 +178,20 @@ def _simulate(case: Case, network: Network, report: Callable[[Answer], None]) ->
     experiment = Experiment(
         tensors=case.tensors, chunk_bytes=case.chunk_bytes, rounds=case.rounds, seed=case.seed
     )
-    run(Engine(case.engine), network, policy, experiment, lambda seconds: report(RoundDone(seconds=seconds)))
+    with contextlib.ExitStack() as stack:
+        on_status = None
+        if case.record:
+            recorder = StatusRecorder(Path(case.record), _RECORDED_BYTES)
+            stack.callback(recorder.close)
+            on_status = recorder.add
+        run(
+            Engine(case.engine),
+            network,
+            policy,
+            experiment,
+            lambda seconds: report(RoundDone(seconds=seconds)),
+            on_status=on_status,
+        )
 
 
 @lru_cache(maxsize=1)  # all schemes of a seed come one after the other

@@ -33,13 +33,15 @@ from netstorm.lab.simulation.process import (
     host_of,
 )
 from netstorm.protocol.frames import SCHEDULER
+from netstorm.scheduler.build_status import build_status
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.policies import InitialAssumptions, first_policy, initial_assumptions
 from netstorm.scheduler.replay_log import MAGIC
 from netstorm.scheduler.several_jobs import SeveralJobs
 from netstorm.scheduler.standby import StandbyMachine
+from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
-from netstorm.topology.network import Link, Network, Node, Rank
+from netstorm.topology.network import Link, Network, Rank
 from netstorm.topology.policy import Policy
 
 __all__ = ["Scheduled", "SimulatedCluster", "SimulatedJobs"]
@@ -326,6 +328,17 @@ class SimulatedCluster(Simulation):
         """Let the scheduler change over to a policy, now."""
         self.scheduler.call(lambda now: self.scheduler.machine.install(policy, now))
 
+    def watch(self, every_s: float, see: Callable[[JobStatus], None]) -> None:
+        """Call `see` with the job's status each `every_s` virtual seconds, and change nothing."""
+
+        def look() -> None:
+            if self._scheduler is not None and self._scheduler.alive:
+                snapshot = self._scheduler.machine.snapshot(self._scheduler.now())
+                see(build_status(snapshot, time=self.now, scheduler="simulated"))
+            self.at(self.now + every_s, look)
+
+        self.at(self.now, look)
+
     # ---------------------------------------------------------------------------------------------- processes
 
     def start(self, rank: int) -> None:
@@ -391,7 +404,7 @@ def _assumed(settings: Settings, network: Network | None, delay_s: float) -> Ini
     if not settings.awareness:
         return replace(found, network=network, known=True, described=True)
     links = tuple(Link(source=link.source, target=link.target, rate=_ANY_RATE) for link in network.links)
-    nodes = tuple(Node(rank=node.rank, site=node.site) for node in network.nodes)
+    nodes = tuple(replace(node, egress=None, ingress=None) for node in network.nodes)
     return replace(found, network=replace(network, nodes=nodes, links=links, changes=()), described=True)
 
 

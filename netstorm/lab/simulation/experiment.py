@@ -21,6 +21,7 @@ import numpy as np
 from netstorm.errors import UsageError
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.simulation.node import Array, Pending
+from netstorm.scheduler.status import JobStatus
 from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import predict
@@ -46,6 +47,8 @@ CLUSTER_BYTES: Final = 2_000_000_000
 
 _LONGEST_ROUND_S: Final = 1e6
 """Virtual s. A longer round is a hang: 244 MB over 20 kbit/s take a tenth of it."""
+
+_STATUS_EVERY_S: Final = 0.5
 
 _FLOAT: Final = 4
 
@@ -108,19 +111,36 @@ def choose_engine(nodes: int, experiment: Experiment) -> tuple[Engine, str]:
 
 
 def run(
-    engine: Engine, network: Network, policy: Policy, experiment: Experiment, on_round: OnRound | None = None
+    engine: Engine,
+    network: Network,
+    policy: Policy,
+    experiment: Experiment,
+    on_round: OnRound | None = None,
+    *,
+    on_status: Callable[[JobStatus], None] | None = None,
 ) -> tuple[float, ...]:
-    """Return the seconds of each round. See `in_cluster` and `by_predictor`."""
-    simulate = in_cluster if engine is Engine.CLUSTER else by_predictor
-    return simulate(network, policy, experiment, on_round)
+    """Return the seconds of each round. See `in_cluster` and `by_predictor`, which has no statuses."""
+    if engine is Engine.CLUSTER:
+        return in_cluster(network, policy, experiment, on_round, on_status=on_status)
+    return by_predictor(network, policy, experiment, on_round)
 
 
 def in_cluster(
-    network: Network, policy: Policy, experiment: Experiment, on_round: OnRound | None = None
+    network: Network,
+    policy: Policy,
+    experiment: Experiment,
+    on_round: OnRound | None = None,
+    *,
+    on_status: Callable[[JobStatus], None] | None = None,
 ) -> tuple[float, ...]:
     """Return the virtual seconds of each round of real nodes, and check all sums.
 
     A first round, which is not counted, opens the connections and measures their rates.
+
+    Args:
+        network, policy, experiment: what is simulated.
+        on_round: called with the seconds of each round.
+        on_status: called with the job's status twice a virtual second.
 
     Raises:
         NetStormError: why a round failed; a wrong sum is an `AssertionError`.
@@ -135,7 +155,10 @@ def in_cluster(
         largest_chunk=elements,
         probe_chunk_size=1,
         max_message_bytes=max(64 * 2**20, 8 * elements),
-    ).join()
+    )
+    if on_status is not None:
+        cluster.watch(_STATUS_EVERY_S, on_status)
+    cluster.join()
     ones = [np.ones(-(-size // _FLOAT), np.float32) for size in experiment.tensors]
     times = []
     for number in range(1 + experiment.rounds):

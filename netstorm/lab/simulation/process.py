@@ -567,6 +567,7 @@ class ProcessFactory:
                 clock_offset=timeline.now + clock.sync_error_s - clock.local(timeline.now),
                 clock_drift=1.0 / (1.0 + clock.drift) - 1.0,
                 clock_error=abs(clock.sync_error_s),
+                queued=process.stack.endpoint.queued_bytes(),
             )
             return status if synced is None else synced.with_clock(status)
 

@@ -1,0 +1,117 @@
+"""`netstorm dashboard`: jobs in a browser, live or from a recording."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from netstorm.addresses import host_port, is_loopback
+from netstorm.cli.status_source import CaOption, SchedulerOption, TokenOption, reach
+from netstorm.cli.support import exit_on_usage_error
+from netstorm.errors import UsageError
+from netstorm.settings import Settings
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from netstorm.dashboard.server import Feed, PageGuard
+
+__all__ = ["dashboard"]
+
+_PORT: Final = 8787
+"""Dask's dashboard's, which its users know. Another one is taken if it is not free."""
+
+
+def dashboard(
+    *,
+    scheduler: SchedulerOption = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Show this recording of netstorm record, with a slider for its time."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address to listen on.", show_default=True)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help=f"Port to listen on; 0: any free one. Default: {_PORT}, or any free one if that is taken.",
+            show_default=False,
+        ),
+    ] = None,
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+) -> None:
+    """Show jobs in a browser: the network, trees, curves and events, live or recorded.
+
+    The first line says the address. The page shows all jobs of the scheduler, and needs nothing from any
+    other host. It is served until Ctrl-C, and stays when the job ends.
+
+    If --host is no loopback address, or the scheduler has a token, the address has a token of its own: only
+    who has the whole address sees the page. NETSTORM_WEB_CERT and NETSTORM_WEB_KEY encrypt it.
+
+    The exit code is 0 after Ctrl-C, or 2 if there is nothing to show, or it may not be seen.
+    """
+    with exit_on_usage_error():
+        if not all(find_spec(name) is not None for name in ("starlette", "uvicorn")):
+            raise UsageError("the dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
+        from netstorm.dashboard.server import PageGuard, open_socket, serve
+
+        if file is not None and scheduler is not None:
+            raise UsageError(f"--file {file} and --scheduler {scheduler}: expected one of them")
+        settings = Settings.from_environment()
+        make, secret = _live(scheduler, token_file, ca) if file is None else (_replay(file), False)
+        token = secrets.token_urlsafe(24) if secret or not is_loopback(host) else None
+        guard = PageGuard(token, (host, settings.node_host))
+        listener = _listen(open_socket, host, port)
+        scheme = "https" if settings.web_cert else "http"
+        shown = settings.node_host or os.uname().nodename if host in {"0.0.0.0", "::"} else host  # noqa: S104
+        address = host_port(shown, listener.getsockname()[1])
+        typer.echo(f"netstorm dashboard: {scheme}://{address}/{'' if token is None else f'?token={token}'}")
+        serve(
+            listener, lambda: make(guard), certificate=settings.web_cert or None, key=settings.web_key or None
+        )
+
+
+def _live(
+    scheduler: str | None, token_file: Path | None, ca: Path | None
+) -> tuple[Callable[[PageGuard], tuple[Starlette, Feed | None]], bool]:
+    """Return what makes the application of a running scheduler, and whether that has a token."""
+    from netstorm.dashboard.server import Feed, live_app
+
+    source, _ = reach(scheduler, token_file=token_file, ca=ca)
+
+    def make(guard: PageGuard) -> tuple[Starlette, Feed | None]:
+        feed = Feed(source.status)
+        return live_app(feed, guard), feed
+
+    return make, source.has_token
+
+
+def _replay(file: Path) -> Callable[[PageGuard], tuple[Starlette, Feed | None]]:
+    from netstorm.dashboard.recording import page_data
+    from netstorm.dashboard.server import replay_app
+
+    records = page_data(file)
+    return lambda guard: (replay_app(records, guard), None)
+
+
+def _listen(open_socket: Callable[[str, int], socket.socket], host: str, port: int | None) -> socket.socket:
+    if port is not None:
+        return open_socket(host, port)
+    try:
+        return open_socket(host, _PORT)
+    except UsageError:
+        return open_socket(host, 0)

@@ -1,0 +1,153 @@
+"""`netstorm dashboard`, `record` and `report` beside a real job, and the dashboard that a launcher starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tests.integration.dashboard.chromium import LIMIT_S, dashboard, wait_for
+from tests.integration.jobs import Job, run_netstorm
+
+pytestmark = pytest.mark.skipif(find_spec("uvicorn") is None, reason="the extra dashboard is not installed")
+
+NODE = """
+import pathlib, sys, time
+import numpy as np
+from netstorm.kvstore.process.runtime import runtime_of_this_process
+from netstorm.kvstore.operations import Operation
+
+runtime = runtime_of_this_process()
+key = runtime.register(0, "w", (1000,), "float32")
+values = np.ones(1000, np.float32)
+runtime.allreduce(Operation(key=key, round=0, source=values.copy(), destination=values, done=lambda _: None))
+print("a round", flush=True)
+while not pathlib.Path(sys.argv[0]).with_name("stop").exists():
+    time.sleep(0.02)
+"""
+FAST = {"PS_HEARTBEAT_INTERVAL": "0.1"}
+
+
+def get(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=LIMIT_S) as answer:
+        return str(answer.read().decode())
+
+
+def first_update(address: str) -> Any:
+    with urllib.request.urlopen(f"{address}events", timeout=LIMIT_S) as stream:
+        for line in stream:
+            if line.startswith(b"data: "):
+                return json.loads(line.removeprefix(b"data: "))
+    raise AssertionError("the stream has ended")
+
+
+def test_a_running_job_is_shown_recorded_and_reported(tmp_path):
+    token = tmp_path / "web.token"
+    token.touch(0o600)
+    token.write_text("0123456789abcdef0123456789abcdef")
+    with Job(tmp_path, 2, NETSTORM_WEB_TOKEN_FILE=token, **FAST) as job:
+        for rank in range(2):
+            job.start(rank, NODE, NETSTORM_SITE=f"site{rank}")
+        for rank in range(2):
+            job.wait_until_said(rank, "a round")
+        options = ("--scheduler", job.address, "--token-file", str(token))
+
+        with dashboard(tmp_path, *options) as address:
+            page, given = address.split("?")
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                get(page)  # the scheduler has a token, so the page has one, too
+            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            urllib.request.install_opener(opener)
+            try:
+                assert "<title>NetStorm</title>" in get(f"{page}?{given}")
+                update = first_update(page)
+            finally:
+                urllib.request.install_opener(None)
+            assert [node["site"] for node in update["frame"]["nodes"]] == ["site0", "site1"]
+            (key,) = update["frame"]["keys"]["first"]
+            assert (key["name"], key["shape"], key["dtype"], key["bytes"]) == ("w", [1000], "float32", 4000)
+            assert all(node["queued"] >= 0 for node in update["frame"]["nodes"] if "queued" in node)
+
+        file = tmp_path / "job.jsonl"
+        recorder = subprocess.Popen(
+            [sys.executable, "-m", "netstorm", "record", str(file), "--every", "0.1s", *options]
+        )
+        try:
+            wait_for(lambda: file.exists() and file.read_text().count("\n") >= 3, "three statuses")
+            recorder.send_signal(signal.SIGINT)
+            assert recorder.wait(LIMIT_S) == 0
+        finally:
+            recorder.kill()
+            recorder.wait()
+        made = run_netstorm(tmp_path, "report", str(file), "-o", str(tmp_path / "job.html"))
+        assert (made.code, "site1" in (tmp_path / "job.html").read_text()) == (0, True)
+
+        (tmp_path / "stop").touch()
+        assert [end.code for end in job.end_all()] == [0, 0]
+
+
+def test_a_launcher_starts_a_dashboard_that_ends_with_the_job(tmp_path):
+    script = tmp_path / "node.py"
+    script.write_text(NODE)
+    words = [
+        sys.executable,
+        "-m",
+        "netstorm",
+        "launch",
+        "--dashboard",
+        "-n",
+        "2",
+        "--",
+        sys.executable,
+        script,
+    ]
+    with (tmp_path / "said").open("wb") as said:
+        launcher = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, cwd=tmp_path)
+    try:
+        found = wait_for(
+            lambda: re.search(r"\[dashboard\] netstorm dashboard: (\S+)", (tmp_path / "said").read_text()),
+            "the dashboard's address",
+        )
+        assert first_update(found[1])["frame"]["workers"] == 2
+        wait_for(lambda: (tmp_path / "said").read_text().count("a round") == 2, "the round")
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(LIMIT_S)
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            get(found[1])
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def test_without_a_terminal_there_is_none_unless_it_is_asked_for(tmp_path):
+    ended = run_netstorm(tmp_path, "launch", "-n", "1", "--", sys.executable, "-c", "print('trained')")
+    assert "trained" in ended.text
+    assert "dashboard" not in ended.text
+    elsewhere = ("--dashboard", "-n", "1", "--join", "127.0.0.1:1", "--job", "a")
+    refused = run_netstorm(tmp_path, "launch", *elsewhere, "--", "true")
+    assert refused.code == 2
+    assert "--dashboard is for jobs whose scheduler runs here" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("dashboard", "--file", "none.jsonl"), "none.jsonl: the recording cannot be read"),
+        (("dashboard", "--file", "a", "--scheduler", "b:1"), "expected one of them"),
+        (("record", "a.jsonl", "--every", "1ms"), "--every 1ms: expected at least 0.1s"),
+        (("record", "a.jsonl", "--limit", "1kB"), "--limit 1kB: expected at least 100kB"),
+        (("report", "none.jsonl", "-o", "a.html"), "none.jsonl: the recording cannot be read"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(tmp_path, words, text):
+    ended = run_netstorm(tmp_path, *words)
+    assert ended.code == 2
+    assert text in ended.err
