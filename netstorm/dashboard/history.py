@@ -6,7 +6,6 @@ large network those links alone that somebody looks for. So a night of it fits i
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final, overload
@@ -14,9 +13,8 @@ from typing import Final, overload
 import msgspec
 
 from netstorm.addresses import host_port
-from netstorm.errors import NetStormError
+from netstorm.scheduler.bound import known_network
 from netstorm.scheduler.status import JobLine, JobStatus, KeysStatus, LinkStatus, NodeView, PolicyStatus
-from netstorm.topology.network import Link, Network, Node, Rank
 from netstorm.topology.resources import optimum
 
 __all__ = [
@@ -38,8 +36,6 @@ _MOST_POINTS: Final = 2000
 """More than a screen has columns. Beyond, every two become one."""
 _MOST_EVENTS: Final = 1000
 _MOST_POLICIES: Final = 300
-_BOUND_NODES: Final = 16
-"""The optimum of so many nodes takes 0.3 s of a processor, that of 32 many seconds."""
 _BOUND_EVERY_S: Final = 30.0
 _BOUND_EVERY: Final = 0.1
 """Part of the job's time so far: a recorded night has 60 optima, not a thousand."""
@@ -404,34 +400,8 @@ def _goodput(status: JobStatus) -> float | None:
 
 def _bound(status: JobStatus) -> float | None:
     """Return the most bit/s of sums that the known links allow; None: too many nodes, or too little known."""
-    nodes = [node for node in status.nodes if node.rank is not None and node.state not in {"left", "joining"}]
-    if not 2 <= len(nodes) <= _BOUND_NODES or not any(link.measured for link in status.links):
-        return None
-    place = {node.rank: Rank(number) for number, node in enumerate(nodes)}
-    failed = {(link.source, link.target) for link in status.failed_links}
-    routed = set(status.routed_pairs)
-    links = [
-        Link(
-            source=place[link.source],
-            target=place[link.target],
-            rate=link.rate,
-            latency=link.latency_s or 0.0,
-        )
-        for link in status.links
-        if link.rate and link.source in place and link.target in place
-        if (link.source, link.target) not in failed | routed
-    ]
-    ends = itertools.count()
-    try:
-        network = Network(
-            nodes=tuple(
-                Node(rank=Rank(next(ends)), egress=node.egress, ingress=node.ingress) for node in nodes
-            ),
-            links=tuple(links),
-        )
-        return _short(optimum(network, 1.0).rate)
-    except NetStormError:  # some rank cannot be reached over what is known
-        return None
+    network = known_network(status)
+    return None if network is None else _short(optimum(network, 1.0).rate)
 
 
 @overload

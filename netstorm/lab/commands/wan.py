@@ -208,6 +208,49 @@ def status(*, name: _Name = _DEFAULT_NAME, as_json: _Json = False) -> None:
 
 
 @wan.command()
+def record(
+    recording: Annotated[
+        Path, typer.Argument(metavar="FILE.jsonl", help="What `netstorm record` has written of a job.")
+    ],
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="NETWORK.yaml", help="The network file.")],
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The job, if the recording has several.")
+    ] = None,
+) -> None:
+    """Make a network file of a recorded job: what its links were measured to carry, with their changes.
+
+    \b
+      netstorm record night.jsonl
+      netstorm wan record night.jsonl -o network.yaml
+      netstorm simulate --network network.yaml --model 244MB
+
+    Links that no sum has crossed are left out. An existing file is not overwritten. This needs no root.
+    """
+    from netstorm.dashboard.recording import read_recording
+    from netstorm.lab.emulation.recorded import recorded_network
+    from netstorm.topology.files import dump_network
+
+    with exit_on_usage_error():
+        statuses = list(read_recording(recording))
+        names = sorted({status.job for status in statuses})
+        if job is None and len(names) > 1:
+            raise UsageError(f"{recording} has {len(names)} jobs: {', '.join(names)}; say which: --job NAME")
+        if job is not None and job not in names:
+            raise UsageError(f"--job {job}: no such job in {recording}; there are: {', '.join(names)}")
+        network = recorded_network(status for status in statuses if job in {None, status.job})
+        try:
+            with output.open("x") as file:
+                file.write(
+                    f"# Measured by job {names[0] if job is None else job!r}.\n{dump_network(network)}"
+                )
+        except OSError as error:
+            raise UsageError(f"--output {output}: cannot be written: {error.strerror}") from None
+        measured, changes = len(network.links), len(network.changes)
+        print(f"{output}: {network.size} nodes, {measured} links, {changes} changes")
+
+
+@wan.command()
 def check(
     network: Annotated[
         Path | None,

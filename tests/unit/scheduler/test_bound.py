@@ -95,6 +95,6 @@ def test_it_is_computed_anew_after_a_while_or_if_the_links_are_others():
 
     assert seconds(10e6, 0.0) == 0.4
     assert seconds(20e6, 1.0) == 0.4
-    assert seconds(20e6, 6.0) == 0.2
-    assert seconds(20e6, 7.0, mesh(20e6)[1:]) == 0.4
-    assert seconds(40e6, 6.5) == 0.1
+    assert seconds(20e6, 11.0) == 0.2
+    assert seconds(20e6, 12.0, mesh(20e6)[1:]) == 0.4
+    assert seconds(40e6, 12.5) == 0.1
