@@ -316,6 +316,7 @@ TopologyName: TypeAlias = Literal[
     "sharded",
     "balanced",
     "k-ary",
+    "cheapest",
     "mst",
     "ring",
     "ring-best",

@@ -8,6 +8,7 @@ from netstorm.topology.network import Change, Link, Network, NetworkMismatch, No
 from netstorm.topology.policy import Forest, Plan, Policy
 from netstorm.topology.schemes import (
     balanced,
+    cheapest,
     fapt,
     fastest_paths,
     hierarchical,
@@ -46,6 +47,7 @@ __all__ = [
     "Tree",
     "balanced",
     "broadcast_delay",
+    "cheapest",
     "custom",
     "dump_network",
     "fapt",

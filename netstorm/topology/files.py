@@ -22,6 +22,7 @@ from netstorm.topology.network import (
     LATITUDE,
     LONGITUDE,
     LOSS,
+    PRICE,
     RATE,
     TIME,
     Bounds,
@@ -241,8 +242,10 @@ _EXAMPLES: Final = {
 }
 _RANK: Final = re.compile(r"0|[1-9][0-9]{0,6}", re.ASCII)
 _DEGREES: Final = re.compile(r"[-+]?[0-9]{1,3}(\.[0-9]{1,17})?", re.ASCII)
-_LINK_FIELDS: Final = ("between", "from", "to", "rate", "latency", "loss")
-_CHANGE_FIELDS: Final = ("at", *_LINK_FIELDS)
+_CHANGE_FIELDS: Final = ("at", "between", "from", "to", "rate", "latency", "loss")
+_LINK_FIELDS: Final = (*_CHANGE_FIELDS[1:], "price")
+_NODE_FIELDS: Final = ("site", "egress", "ingress", "lat", "lon", "price")
+_PRICE: Final = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,17})?)/GB", re.ASCII)
 
 Fields: TypeAlias = Mapping[str, Item]
 Origins: TypeAlias = list[tuple[Link | Change, Item]]
@@ -266,11 +269,11 @@ def parse_network(text: str, name: str = "network") -> Network:
     """
     top = Source(name).parse(text, f"a mapping with {', '.join(_SECTIONS)}")
     sections = top.fields(_SECTIONS, top=True)
-    nodes = _nodes(_required(sections, "nodes", top))
+    nodes, prices = _nodes(_required(sections, "nodes", top))
     links: Origins = []
     if len(nodes) > 1 or "links" in sections:
         for item in _required(sections, "links", top).items("a list of links", "link"):
-            links += _links(item, len(nodes))
+            links += _links(item, prices)
     changes: Origins = []
     if "changes" in sections:
         for item in sections["changes"].items("a list of changes", "change"):
@@ -288,7 +291,9 @@ def parse_network(text: str, name: str = "network") -> Network:
     return network
 
 
-def _nodes(section: Item) -> tuple[Node, ...]:
+def _nodes(section: Item) -> tuple[tuple[Node, ...], list[float]]:
+    """Return the nodes, and what a GB out of each costs."""
+    prices: dict[int, float] = {}
     found: dict[int, Node] = {}
     pairs = section.pairs(
         "a mapping from rank to node, such as {0: {site: seattle}, 1: {}}", lambda rank: f"rank {rank}"
@@ -306,9 +311,10 @@ def _nodes(section: Item) -> tuple[Node, ...]:
                 f"rank {rank}: expected ranks 0 to {len(pairs) - 1}, since there are {len(pairs)} nodes; "
                 f"rank {missing} is missing"
             )
-        fields: Fields = {} if item.is_null else item.fields(("site", "egress", "ingress", "lat", "lon"))
+        fields: Fields = {} if item.is_null else item.fields(_NODE_FIELDS)
         if ("lat" in fields) != ("lon" in fields):
             item.fail(f"{item.what} has one of lat and lon: expected both or neither")
+        prices[rank] = _price(fields, 0.0)
         found[rank] = Node(
             rank=rank,
             site=fields["site"].read(checked_site, "a name") if "site" in fields else "",
@@ -317,17 +323,27 @@ def _nodes(section: Item) -> tuple[Node, ...]:
             lat=_degrees(fields, "lat", LATITUDE),
             lon=_degrees(fields, "lon", LONGITUDE),
         )
-    return tuple(node for _, node in sorted(found.items()))
+    return tuple(node for _, node in sorted(found.items())), [price for _, price in sorted(prices.items())]
 
 
-def _links(item: Item, size: int) -> Origins:
+def _links(item: Item, prices: Sequence[float]) -> Origins:
     fields = item.fields(_LINK_FIELDS)
-    ends = _ends(fields, item, size)
+    ends = _ends(fields, item, len(prices))
     rate = _quantity(_required(fields, "rate", item), parse_rate, RATE)
     latency = _optional(fields, "latency", parse_duration, LATENCY) or 0.0
     loss = _optional(fields, "loss", parse_fraction, LOSS) or 0.0
     return [
-        (Link(source=source, target=target, rate=rate, latency=latency, loss=loss), item)
+        (
+            Link(
+                source=source,
+                target=target,
+                rate=rate,
+                latency=latency,
+                loss=loss,
+                price=_price(fields, prices[source]),
+            ),
+            item,
+        )
         for source, target in ends
     ]
 
@@ -381,6 +397,16 @@ def _required(fields: Fields, name: str, item: Item) -> Item:
 
 def _optional(fields: Fields, name: str, parse: Callable[[str], float], bounds: Bounds) -> float | None:
     return _quantity(fields[name], parse, bounds) if name in fields else None
+
+
+def _price(fields: Fields, default: float) -> float:
+    def read(text: str) -> float:
+        found = _PRICE.fullmatch(text)
+        if found is None or not PRICE.allow(float(found[1])):
+            raise UsageError(f"{shortened(text)}: expected {PRICE.words}, such as 0.09/GB")
+        return float(found[1])
+
+    return fields["price"].read(read, "a price, such as 0.09/GB") if "price" in fields else default
 
 
 def _degrees(fields: Fields, name: str, bounds: Bounds) -> float | None:
@@ -500,6 +526,8 @@ def _values(item: Link | Change) -> Iterator[tuple[str, str]]:
         yield "latency", _exact(item.latency, _DURATIONS)
     if item.loss is not None:
         yield "loss", _exact(item.loss, _FRACTIONS)
+    if isinstance(item, Link) and item.price:
+        yield "price", f"{Decimal(repr(item.price)):f}/GB"
 
 
 def _braces(fields: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> str:

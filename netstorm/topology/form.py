@@ -10,7 +10,7 @@ from netstorm.errors import UsageError
 from netstorm.topology.files import custom
 from netstorm.topology.network import Network
 from netstorm.topology.policy import Forest, Options, Policy
-from netstorm.topology.schemes import balanced, fapt, hierarchical, k_ary, mst, ring, sharded, star
+from netstorm.topology.schemes import balanced, cheapest, fapt, hierarchical, k_ary, mst, ring, sharded, star
 
 __all__ = ["SCHEMES", "Options", "form_policy", "form_with_options", "with_auxiliary_paths"]
 
@@ -50,6 +50,7 @@ SCHEMES: Final[Mapping[str, Callable[[Network, Options], Forest]]] = {
     "sharded": lambda network, _: sharded(network),
     "balanced": lambda network, options: balanced(network, options.degree),
     "k-ary": lambda network, options: k_ary(network, options.degree, options.num_roots),
+    "cheapest": lambda network, options: cheapest(network, chunk_bytes=options.chunk_bytes),
     "mst": lambda network, options: mst(network, chunk_bytes=options.chunk_bytes),
     "ring": lambda network, _: ring(network),
     "ring-best": _ring_best,

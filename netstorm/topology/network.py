@@ -306,6 +306,7 @@ class Bounds:
 RATE: Final = Bounds(1.0, 1e15, "more than 0: from 1bit/s to 1000Tbit/s")
 LATENCY: Final = Bounds(0.0, 3600.0, "from 0s to 1h")
 LOSS: Final = Bounds(0.0, math.nextafter(1.0, 0.0), "at least 0% and less than 100%")
+PRICE: Final = Bounds(0.0, 1e6, "money for a GB, from 0 to 1e6")
 TIME: Final = Bounds(0.0, 1e9, "from 0s to 1e9s")
 LATITUDE: Final = Bounds(-90.0, 90.0, "degrees north, from -90 to 90")
 LONGITUDE: Final = Bounds(-180.0, 180.0, "degrees east, from -180 to 180")
@@ -341,13 +342,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One direction of a link: rate in bit/s, latency in s, loss as a fraction of packets."""
+    """One direction of a link: rate in bit/s, latency in s, loss as a fraction of packets, and what 10⁹ bytes
+    over it cost, in any currency.
+    """
 
     source: Rank
     target: Rank
     rate: float
     latency: float = 0.0
     loss: float = 0.0
+    price: float = 0.0
 
     def __post_init__(self) -> None:
         if self.source == self.target:
@@ -355,6 +359,7 @@ class Link:
         RATE.require(self.rate, f"rate of link {self}")
         LATENCY.require(self.latency, f"latency of link {self}")
         LOSS.require(self.loss, f"loss of link {self}")
+        PRICE.require(self.price, f"price of link {self}")
 
     def __str__(self) -> str:
         """Return the link as error messages name it."""

@@ -36,6 +36,8 @@ ALL: Final = "all"
 BASELINES: Final = ("star", "sharded")
 """Common today: a parameter server, and one that is spread over all nodes."""
 _AUTO: Final = "auto"
+_CHEAPER: Final = 0.999
+"""Costs that differ by less are equal: chunks are whole."""
 _CUSTOM: Final = "custom"
 
 Progress = Callable[[str], AbstractContextManager[None]]
@@ -69,6 +71,8 @@ class SchemeOutcome:
     """By the simulation of all chunks."""
     uses: tuple[Use, ...]
     """By resource."""
+    cost: float
+    """Of a round's traffic, by the prices of links, in the currency of the network file."""
 
     @property
     def busiest(self) -> Use | None:
@@ -92,6 +96,19 @@ class Comparison:
     errors: dict[str, str]
     """By scheme that does not apply to this network: the reason."""
     chosen: str
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether traffic costs anything."""
+        return any(link.price for link in self.network.links)
+
+    def front(self) -> list[str]:
+        """Return the schemes of which no other is both faster and cheaper, the fastest first."""
+        found: list[str] = []
+        for name in sorted(self.outcomes, key=lambda name: _by_time(self.outcomes, name)):
+            if not found or self.outcomes[name].cost < _CHEAPER * self.outcomes[found[-1]].cost:
+                found.append(name)
+        return found
 
     @property
     def optimum_s(self) -> float:
@@ -140,12 +157,20 @@ def compare(
     topology: str,
     options: Options,
     progress: Progress,
+    *,
+    by_cost: bool = False,
 ) -> Comparison:
-    """Form and predict the policies for `topology`, and choose one.
+    """Form and predict the policies for `topology`, and choose one: of all the fastest, or the cheapest.
 
     Raises:
-        UsageError: an unknown scheme, or the one that was asked for does not apply to this network.
+        UsageError: an unknown scheme, or the one that was asked for does not apply to this network; or costs
+            are to decide, and no link has a price.
     """
+    if by_cost and not any(link.price for link in network.links):
+        raise UsageError(
+            "--objective money: no link of the network file has a price; expected some, such as "
+            "price: 0.09/GB of a node or a link"
+        )
     names = scheme_names(topology, custom=bool(options.custom))
     nbytes = options.tensor_bytes
     with progress("optimum"):
@@ -172,13 +197,24 @@ def compare(
         latency_bound_s=bound_s,
         outcomes=outcomes,
         errors=errors,
-        chosen=_fastest(outcomes) if topology == ALL else topology,
+        chosen=topology if topology != ALL else _cheapest(outcomes) if by_cost else _fastest(outcomes),
     )
 
 
+def _by_time(outcomes: dict[str, SchemeOutcome], name: str) -> tuple[float, bool]:
+    """Return the order of schemes by predicted time; of equals, auto is last."""
+    return outcomes[name].predicted_s, name == _AUTO
+
+
 def _fastest(outcomes: dict[str, SchemeOutcome]) -> str:
-    """Return the scheme with the shortest predicted time; of equals, not auto."""
-    return min(outcomes, key=lambda name: (outcomes[name].predicted_s, name == _AUTO))
+    """Return the scheme with the shortest predicted time."""
+    return min(outcomes, key=lambda name: _by_time(outcomes, name))
+
+
+def _cheapest(outcomes: dict[str, SchemeOutcome]) -> str:
+    """Return the fastest of the schemes whose rounds cost least."""
+    least = min(outcome.cost for outcome in outcomes.values())
+    return _fastest({name: outcome for name, outcome in outcomes.items() if outcome.cost * _CHEAPER <= least})
 
 
 def _outcome(name: str, network: Network, resources: Resources, options: Options) -> SchemeOutcome:
@@ -189,12 +225,15 @@ def _outcome(name: str, network: Network, resources: Resources, options: Options
     volumes = np.zeros(len(resources.pairs))
     for pair, bits in prediction.bits.items():
         volumes[resources.place(pair)] += bits
+    prices: dict[tuple[int, int], float] = {(one.source, one.target): one.price for one in network.links}
+    uses = tuple(_uses(network, resources, volumes, prediction.seconds))
     return SchemeOutcome(
         policy=policy,
         formation_s=formation_s,
         fluid_s=fluid_time(resources, policy, options.tensor_bytes),
         predicted_s=prediction.seconds,
-        uses=tuple(_uses(network, resources, volumes, prediction.seconds)),
+        uses=uses,
+        cost=sum(use.nbytes / 1e9 * prices.get(use.ends or (-1, -1), 0.0) for use in uses),
     )
 
 

@@ -53,6 +53,13 @@ def plan(
     custom: Annotated[
         str, typer.Option(metavar="FILE", help="YAML file with the trees of --topology custom.")
     ] = "",
+    objective: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="What decides among all schemes: time, or money, by the prices of links in the file.",
+        ),
+    ] = "time",
     compute: Annotated[
         float,
         typer.Option(
@@ -83,7 +90,7 @@ def plan(
         draw = None if plot is None else _plotter(plot)
         comparison = _compare(
             network, model=model, topology=topology, chunk=chunk, roots=roots, hub=hub, degree=degree,
-            custom=custom,
+            custom=custom, objective=objective,
         )  # fmt: skip
         codecs = plan_codec(comparison, compute) if compute else None
         if draw is not None and plot is not None:
@@ -114,7 +121,16 @@ def _plotter(path: Path) -> Callable[..., None]:
 
 
 def _compare(
-    path: Path, *, model: str, topology: str, chunk: str, roots: int, hub: int, degree: int, custom: str
+    path: Path,
+    *,
+    model: str,
+    topology: str,
+    chunk: str,
+    roots: int,
+    hub: int,
+    degree: int,
+    custom: str,
+    objective: str,
 ) -> Comparison:
     from netstorm.lab.commands.comparison import compare, scheme_names
     from netstorm.topology.files import load_network, tensors_of
@@ -123,6 +139,8 @@ def _compare(
     from netstorm.units import parse_bytes
 
     scheme_names(topology, custom=bool(custom))  # report a wrong name first
+    if objective not in {"time", "money"}:
+        raise UsageError(f"--objective {objective}: expected time or money")
     options = Options(
         num_roots=roots,
         hub=None if hub == -1 else Rank(hub),
@@ -132,7 +150,7 @@ def _compare(
         custom=custom,
     )
     with _progress() as step:
-        return compare(load_network(path), topology, options, step)
+        return compare(load_network(path), topology, options, step, by_cost=objective == "money")
 
 
 @contextmanager
@@ -188,6 +206,7 @@ def to_json(comparison: Comparison, codecs: CodecPlan | None = None) -> dict[str
             ],
         },
         "schemes": {name: _scheme(comparison, name) for name in comparison.outcomes},
+        "front": comparison.front() if comparison.has_prices else None,
         "not_applicable": comparison.errors,
         "chosen": comparison.chosen,
         "reason": chosen.policy.reason,
@@ -215,6 +234,7 @@ def _scheme(comparison: Comparison, name: str) -> dict[str, object]:
         "over_star": comparison.speedup("star", name),
         "over_sharded": comparison.speedup("sharded", name),
         "formation_s": outcome.formation_s,
+        "cost": outcome.cost if comparison.has_prices else None,
         "trees": len(outcome.policy.trees),
         "link_bytes": {use.name: round(use.nbytes) for use in outcome.uses},
     }
@@ -243,6 +263,10 @@ def print_comparison(comparison: Comparison, console: Console, codecs: CodecPlan
     console.print(_schemes(comparison))
     for name, error in comparison.errors.items():
         console.print(f"{name} does not apply: {error}", style="dim", highlight=False)
+    if comparison.has_prices:
+        front = [(name, comparison.outcomes[name]) for name in comparison.front()]
+        texts = [f"{name} ({time_text(one.predicted_s)}, {one.cost:.3g})" for name, one in front]
+        console.print(f"none is both faster and cheaper than {', '.join(texts)}", highlight=False)
     chosen = comparison.outcomes[comparison.chosen]
     console.print()
     console.print(Text.assemble("chosen: ", (comparison.chosen, "bold green"), f" ({chosen.policy.reason})"))
@@ -267,7 +291,7 @@ def _schemes(comparison: Comparison) -> Table:
         *(f"× {name}" for name in BASELINES),
         "fluid",
         "of optimum",
-        "formed in",
+        "cost" if comparison.has_prices else "formed in",  # there is no room for both
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     by_time = sorted(comparison.outcomes, key=lambda name: comparison.outcomes[name].predicted_s)
@@ -280,7 +304,7 @@ def _schemes(comparison: Comparison) -> Table:
             *(_ratio(comparison.speedup(baseline, name)) for baseline in BASELINES),
             time_text(outcome.fluid_s),
             f"{comparison.of_optimum(name):.0%}",
-            time_text(outcome.formation_s),
+            f"{outcome.cost:.3g}" if comparison.has_prices else time_text(outcome.formation_s),
             style="bold green" if name == comparison.chosen else "",
         )
     return table

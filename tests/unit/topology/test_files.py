@@ -107,6 +107,21 @@ def test_numbers_and_names_are_written_exactly(
     assert parse_network(dump_network(network)) == network
 
 
+def test_a_link_costs_what_it_says_or_what_its_source_says():
+    text = "nodes: {0: {price: 0.09/GB}, 1: {}}\nlinks: [{between: [0, 1], rate: 1Mbit}]\n"
+    assert [link.price for link in parse_network(text).links] == [0.09, 0.0]
+    assert parse_network(dump_network(parse_network(text))) == parse_network(text)
+    text = text.replace("rate: 1Mbit", "rate: 1Mbit, price: 0/GB")
+    assert [link.price for link in parse_network(text).links] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("price", ["0.09", "0.09/GiB", "-1/GB", "1e3/GB", "9999999/GB", "[]"])
+def test_a_price_that_is_none_is_named(price: str):
+    text = f"nodes: {{0: {{}}, 1: {{}}}}\nlinks:\n  - {{between: [0, 1], rate: 1Mbit, price: {price}}}\n"
+    with pytest.raises(NetworkFileError, match=r"network:3: price of link 1.*0\.09/GB"):
+        parse_network(text)
+
+
 @pytest.mark.parametrize(
     "site", ["null", "NULL", "~", "1", "yes", '"', "a\\b", "-", "{x}", "#a", "a:", "Zürich"]
 )
@@ -168,7 +183,8 @@ def test_the_example_of_the_paper_has_the_papers_numbers():
 THREE = "nodes: {0: {}, 1: {}, 2: {}}\nlinks:\n"
 LINKED = THREE + "  - {between: [0, 1], rate: 1Mbit}\n  - {between: [1, 2], rate: 1Mbit}\n"
 UNITS = "a rate is a number and one of bit, kbit, Mbit, Gbit, Tbit"
-LINK_KEYS = "between, from, to, rate, latency, loss"
+NODE_KEYS = "site, egress, ingress, lat, lon, price"
+LINK_KEYS = "between, from, to, rate, latency, loss, price"
 
 WRONG = [
     ("", "1: empty: expected a mapping with nodes, links, routing, changes"),
@@ -212,10 +228,13 @@ WRONG = [
     ("nodes:\n  0: {}\n  0: {}", "3: '0' is given twice in nodes; first in line 2"),
     ("nodes: {-1: {}}", "1: a key of nodes: '-1' is not a rank: expected a whole number from 0"),
     ("nodes: {1e3: {}}", "1: a key of nodes: '1e3' is not a rank: expected a whole number from 0"),
-    ("nodes: {0: denver}", "1: rank 0 is 'denver': expected a mapping with site, egress, ingress"),
+    (
+        "nodes: {0: denver}",
+        "1: rank 0 is 'denver': expected a mapping with site, egress, ingress, lat, lon, price",
+    ),
     (
         "nodes: {0: {sites: denver}}",
-        "1: unknown key 'sites' in rank 0: expected site, egress, ingress; did you mean 'site'?",
+        f"1: unknown key 'sites' in rank 0: expected {NODE_KEYS}; did you mean 'site'?",
     ),
     ("nodes: {0: {site: [a]}}", "1: site of rank 0 is a list: expected a name"),
     (

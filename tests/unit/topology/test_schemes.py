@@ -25,6 +25,7 @@ from netstorm.topology import (
     Routing,
     Tree,
     balanced,
+    cheapest,
     fapt,
     fastest_paths,
     form_policy,
@@ -695,3 +696,26 @@ def test_the_reason_says_how_many_hubs_are_not_linked_to_all(network: Network, d
     reason = sharded(network).reason
 
     assert (f"; {lacking} of {network.size} hubs" in reason) == bool(lacking)
+
+
+@settings(max_examples=25)
+@given(networks(2, 5), st.randoms(use_true_random=False))
+def test_no_tree_is_cheaper_than_the_cheapest(network: Network, random):
+    priced = replace(
+        network, links=tuple(replace(one, price=random.choice([0.0, 0.02, 0.09])) for one in network.links)
+    )
+    prices = {(one.source, one.target): one.price for one in priced.links}
+
+    def cost(tree: Tree) -> float:
+        hops = [(rank, parent) for rank, parent in enumerate(tree.reduce_parent) if parent >= 0]
+        return sum(prices.get(hop, math.inf) + prices.get(hop[::-1], math.inf) for hop in hops)
+
+    if priced.routing is not Routing.OVERLAY:
+        return
+    try:
+        found = cheapest(priced).trees[0]
+    except Unreachable:
+        assert all(math.isinf(cost(tree)) for tree in all_trees(priced.size, Rank(0)))
+        return
+    least = min(cost(tree) for tree in all_trees(priced.size, Rank(0)))
+    assert cost(found) == pytest.approx(least)

@@ -212,3 +212,30 @@ def test_the_mildest_codec_that_keeps_up_with_a_steps_computation_is_named(
     assert found["chosen"] == codec
     times = list(found["times_s"].values())
     assert times == sorted(times, reverse=True)
+
+
+def test_costs_follow_from_prices_and_decide_if_asked_to(tmp_path: Path):
+    """Of a triangle one link is fast and dear: the fastest policy uses it, the cheapest does not."""
+    path = tmp_path / "priced.yaml"
+    path.write_text(
+        "nodes: {0: {}, 1: {}, 2: {}}\nlinks:\n"
+        "  - {between: [0, 1], rate: 100Mbit, price: 1/GB}\n"
+        "  - {between: [0, 2], rate: 10Mbit, price: 0.01/GB}\n"
+        "  - {between: [1, 2], rate: 10Mbit, price: 0.01/GB}\n"
+    )
+    by_time = planned(str(path), "--model", "10MB")
+    by_money = planned(str(path), "--model", "10MB", "--objective", "money")
+    assert by_money["schemes"]["cheapest"]["cost"] == pytest.approx(4 * 0.01 * 0.01)
+    assert by_money["schemes"][by_money["chosen"]]["cost"] == pytest.approx(4 * 0.01 * 0.01)
+    assert by_time["schemes"][by_time["chosen"]]["cost"] > 0.005
+    assert by_time["front"] == by_money["front"]
+    assert by_time["front"][0] == by_time["chosen"]
+    shown = run(str(path), "--model", "10MB")
+    assert "none is both faster and cheaper than" in shown.stdout
+
+
+@pytest.mark.parametrize("objective", ["both", "money"])
+def test_an_objective_that_is_none_or_needs_prices_is_named(objective: str):
+    done = run(INTERNET2, "--objective", objective)
+    assert done.exit_code == 2
+    assert f"--objective {objective}: " in done.stderr
