@@ -133,7 +133,7 @@ class ProcessGroupMember(GroupMember):
         their own.
         """
         if threading.current_thread() is threading.main_thread() or not _saves_in_background():
-            return self._calls
+            return self.own_calls
         with self._lock:
             if self._saving is None:
                 self._saving = self.calls("/checkpoint")

@@ -37,6 +37,7 @@ class GroupMember:
         ranks: of the members in the job, by rank within the group.
         runtime: of the process.
         positions: of the calls of all groups of the process.
+        own_calls: the collective calls of the program.
         reduced_by: ranks whose values are in all parts of all reductions of this group since the program has
             last cleared it; None: there were none.
     """
@@ -61,7 +62,7 @@ class GroupMember:
         self.reduced_by: int | None = None
         self._register: Final = functools.partial(runtime.register, namespace)
         self._tensor_calls = 0
-        self._calls: Final = self.calls("")
+        self.own_calls: Final = self.calls("")
 
     @property
     def size(self) -> int:
@@ -71,7 +72,7 @@ class GroupMember:
     @property
     def called(self) -> int:
         """How many collective calls have been made."""
-        return self._calls.called
+        return self.own_calls.called
 
     def calls(self, suffix: str) -> GroupCalls:
         """Return a sequence of calls that is numbered by itself; `suffix` tells it from others."""
