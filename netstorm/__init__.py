@@ -6,7 +6,6 @@ What is here is stable. It is imported when it is first used, so that `import ne
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 __all__ = ["Group", "GroupFuture", "NetStormError", "PeerError", "Unavailable", "UsageError", "__version__"]
 
@@ -22,7 +21,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module 'netstorm' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)
