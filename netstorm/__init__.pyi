@@ -5,5 +5,5 @@ from netstorm.errors import UsageError as UsageError
 from netstorm.frontends.numpy import Group as Group
 from netstorm.frontends.numpy import GroupFuture as GroupFuture
 
-__all__: list[str]
+__all__ = ["Group", "GroupFuture", "NetStormError", "PeerError", "Unavailable", "UsageError", "__version__"]
 __version__: str

@@ -28,7 +28,7 @@ def test_every_name_is_there_and_in_the_stub_that_type_checkers_read():
     assert netstorm.__file__ is not None
     stub = ast.parse(Path(netstorm.__file__).with_suffix(".pyi").read_text())
     declared = [
-        alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        str(alias.asname) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
     ]
     assert sorted([*declared, "__version__"]) == netstorm.__all__
     assert set(netstorm.__all__) <= set(dir(netstorm))
