@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from netstorm.addresses import split_host_port
-from netstorm.checkpoint.format import NumpyTensors, pack, unpack
+from netstorm.checkpoint.format import NumpyTensors, pack, take_apart, unpack
 from netstorm.errors import BarrierTimeout, Closed, SettingsError, UsageError, WaitTimeout
 from netstorm.frontends.numpy.arrays import (
     Array,
@@ -64,7 +64,7 @@ Leaf: TypeAlias = np.ndarray[Any, Any] | np.generic | complex | _ArrayLike
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _ReadyCall:
     """A collective call of one array, checked and ready."""
 
     exchange: TensorExchange
@@ -78,7 +78,7 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _Job:
+class _JoinedJob:
     runtime: Runtime
     positions: CallPositions
     namespace: int
@@ -88,19 +88,19 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _ProcessJobs:
+class _OpenGroups:
     lock: threading.Lock = field(default_factory=threading.Lock)
-    job: _Job | None = None
+    job: _JoinedJob | None = None
 
 
-_process: Final = _ProcessJobs()
+_process: Final = _OpenGroups()
 
 
 class _Member(GroupMember):
     live_ranks = "group.members says who is in it"
 
 
-def _join(arguments: Mapping[str, Any]) -> tuple[_Job, _Member]:
+def _join(arguments: Mapping[str, Any]) -> tuple[_JoinedJob, _Member]:
     """Return the job of this process, which the first group joins, and this process in a new group."""
     with _process.lock:
         job = _process.job
@@ -108,7 +108,7 @@ def _join(arguments: Mapping[str, Any]) -> tuple[_Job, _Member]:
         if job is None:
             runtime = runtime_of_this_process(_settings(**arguments), framework="NumPy")
             positions = CallPositions(later=runtime.node.needs_state)
-            job = _process.job = _Job(runtime, positions, runtime.open_namespace())
+            job = _process.job = _JoinedJob(runtime, positions, runtime.open_namespace())
         elif given:
             raise UsageError(
                 f"Group({', '.join(f'{name}=' for name in given)}...): this process is in a job already, as "
@@ -123,7 +123,7 @@ def _join(arguments: Mapping[str, Any]) -> tuple[_Job, _Member]:
         )
 
 
-def _leave(job: _Job) -> None:
+def _leave(job: _JoinedJob) -> None:
     with _process.lock:
         job.open -= 1
         if job.open == 0 and _process.job is job:
@@ -332,7 +332,7 @@ class Group:
         """Begin a `barrier`, and return its future."""
         one = np.zeros(1, np.uint8)
         exchange = reduced("barrier()", one, one, Reduction.SUM, Element.UINT8)
-        return self._begin([_Call(exchange, lambda: None)], _only, timeout)
+        return self._begin([_ReadyCall(exchange, lambda: None)], _only, timeout)
 
     # ---------------------------------------------------------------------------------------- calls that copy
 
@@ -379,11 +379,13 @@ class Group:
         text = f"{name} of {describe(mine)}"
         if root != self.rank:
             return self._begin(
-                [_Call(self._exchanges.gather(text, flat(mine), None, root), lambda: None)], _only, timeout
+                [_ReadyCall(self._exchanges.gather(text, flat(mine), None, root), lambda: None)],
+                _only,
+                timeout,
             )
         target = Target((self.size, *mine.shape), mine.dtype, out, mine, text)
         exchange = self._exchanges.gather(text, flat(mine), _rows(target.memory), root)
-        return self._begin([_Call(exchange, target.result)], _only, timeout)
+        return self._begin([_ReadyCall(exchange, target.result)], _only, timeout)
 
     def allgather(self, array: Leaf, *, out: Array | None = None, timeout: float | None = None) -> Array:
         """Collect every rank's array at all ranks, in an array with one more axis, the first, by rank.
@@ -400,7 +402,7 @@ class Group:
         text = f"allgather of {describe(mine)}"
         target = Target((self.size, *mine.shape), mine.dtype, out, mine, text)
         exchange = self._exchanges.all_gather(text, flat(mine), _rows(target.memory))
-        return self._begin([_Call(exchange, target.result)], _only, timeout)
+        return self._begin([_ReadyCall(exchange, target.result)], _only, timeout)
 
     def scatter(
         self, array: Leaf, root: int = 0, *, out: Array | None = None, timeout: float | None = None
@@ -433,7 +435,7 @@ class Group:
         target = Target(whole.shape[1:], whole.dtype, out, whole, text)
         rows = _rows(whole) if root == self.rank else None
         exchange = self._exchanges.scatter(text, flat(target.memory), rows)
-        return self._begin([_Call(exchange, target.result, root)], _only, timeout)
+        return self._begin([_ReadyCall(exchange, target.result, root)], _only, timeout)
 
     # ----------------------------------------------------------------------------------------------- messages
 
@@ -481,6 +483,7 @@ class Group:
                 texts, equal at all ranks. It must not change before the first call of the step.
 
         Raises:
+            UsageError: something in the state cannot be sent.
             WaitTimeout: fewer than MIN ranks, or nobody with a state, for NETSTORM_WAIT_FOR_NODES.
             NetStormError: the job has failed.
         """
@@ -529,7 +532,7 @@ class Group:
 
     def _reduction(
         self, value: Leaf, out: object, path: str, *, name: str, reduction: Reduction, root: int | None
-    ) -> _Call:
+    ) -> _ReadyCall:
         """Prepare to reduce an array to all ranks, or to one."""
         what = f"{name} of {path}"
         source = ready_to_read(value, what)
@@ -541,28 +544,28 @@ class Group:
             exchange = self._exchanges.reduce(
                 text, flat(source, element), None, reduction, element, root=root
             )
-            return _Call(exchange, lambda: None)
+            return _ReadyCall(exchange, lambda: None)
         target = Target(source.shape, source.dtype, out, source, text)
         arrays = flat(source, element), flat(target.memory, element)
         if root is None:
-            return _Call(reduced(text, *arrays, reduction, element), target.result)
+            return _ReadyCall(reduced(text, *arrays, reduction, element), target.result)
         exchange = self._exchanges.reduce(text, *arrays, reduction, element, root=root)
-        return _Call(exchange, target.result)
+        return _ReadyCall(exchange, target.result)
 
-    def _broadcast(self, value: Leaf, out: object, path: str, *, root: int) -> _Call:
+    def _broadcast(self, value: Leaf, out: object, path: str, *, root: int) -> _ReadyCall:
         what = f"broadcast from rank {root} of {path}"
         source = ready_to_read(value, what)
         text = f"{what}{' ' * bool(path)}{describe(source)}"
         target = Target(source.shape, source.dtype, out, source, text)
         if root != self.rank:
-            return _Call(self._exchanges.broadcast(text, flat(target.memory), root), target.result, root)
+            return _ReadyCall(self._exchanges.broadcast(text, flat(target.memory), root), target.result, root)
         exchange = self._exchanges.broadcast(text, flat(source), root)
         if target.memory is not source:
             np.copyto(target.memory, source)
-        return _Call(exchange, target.result, root)
+        return _ReadyCall(exchange, target.result, root)
 
     def _begin_tree(
-        self, tree: Tree, out: Tree, prepare: Callable[[Any, object, str], _Call], timeout: float | None
+        self, tree: Tree, out: Tree, prepare: Callable[[Any, object, str], _ReadyCall], timeout: float | None
     ) -> GroupFuture[Any]:
         """Begin a call for each leaf of a tree, all of which have been checked before."""
         values = list(leaves(tree))
@@ -577,7 +580,7 @@ class Group:
         return self._begin(calls, lambda results: with_leaves(tree, results), timeout)
 
     def _begin(
-        self, calls: Sequence[_Call], whole: Callable[[Iterator[Any]], Any], timeout: float | None
+        self, calls: Sequence[_ReadyCall], whole: Callable[[Iterator[Any]], Any], timeout: float | None
     ) -> GroupFuture[Any]:
         """Begin calls, and return the future of all together."""
         self._check_open()
@@ -653,6 +656,10 @@ class _SharedState:
             assert isinstance(content, dict)
             self._member.positions.go_on_at(msgspec.convert(content["calls"], dict[str, Position]))
             state, self._step = content["state"], snapshot.step
+        elif self._step == 0:
+            take_apart(
+                _with_arrays(state), self._tensors
+            )  # says now, and not to a newcomer, what cannot be sent
         self._last, self._begun_at = state, self._member.positions.now()
         self._answer()
         wait_for_enough_nodes(self._runtime, self._answer)
@@ -675,8 +682,14 @@ class _SharedState:
 
     def _offer(self, step: int, requests: frozenset[int] | None) -> None:
         positions = self._member.positions
-        content = {"calls": msgspec.to_builtins(positions.now()), "state": self._last}
+        content = {"calls": msgspec.to_builtins(positions.now()), "state": _with_arrays(self._last)}
         offer_state(self._runtime, step, pack(content, self._tensors), positions.rounds(), requests)
+
+
+def _with_arrays(state: Tree) -> Tree:
+    """Return a state in which NumPy's scalars, and what else has values, are arrays."""
+    values = (np.asarray(value) if hasattr(value, "__array__") else value for _, value in leaves(state))
+    return with_leaves(state, values)
 
 
 def _rows(array: Array) -> tuple[Array, ...]:

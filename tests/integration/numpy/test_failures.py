@@ -177,12 +177,14 @@ import netstorm
 
 with netstorm.Group() as group:
     newcomer = group.is_newcomer
-    state = {"weights": np.zeros(1000), "step": 0, "is_gone": False, "steps_left": 20}
-    if newcomer:
-        try:
+    state = {"weights": np.zeros(1000), "step": 0, "is_gone": False, "steps_left": 20, "last": np.float32(0)}
+    try:
+        if newcomer:
             group.allreduce(1)
-        except netstorm.UsageError as error:
-            print(error, flush=True)
+        else:
+            group.share_state({"chance": np.random.default_rng()})
+    except netstorm.UsageError as error:
+        print(error, flush=True)
     while (state := group.share_state(state))["steps_left"]:
         if newcomer:
             newcomer = False
@@ -217,5 +219,6 @@ def test_an_elastic_job_goes_on_without_a_rank_and_takes_a_newcomer_in(tmp_path)
         assert each.code == 0, each.text
         assert "\nend True 4\n" in f"\n{each.out}", each.text
         assert re.search("^NodeLost .* rank 3 .* group.members", each.out, re.MULTILINE), each.text
+    assert ended[0].out.startswith("chance is a numpy.random"), ended[0].text
     assert "share_state() of NumPy's Group, before any collective call" in ended[1].out
     assert "begins in time True True\n" in ended[1].out, ended[1].out
