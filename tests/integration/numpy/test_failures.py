@@ -84,7 +84,7 @@ except netstorm.Unavailable as error:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_rank_that_dies_is_named_at_all_others_within_seconds(number, tmp_path):
     with Job(tmp_path, 3) as job:
         for rank in range(3):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from tests.integration.docs.pages import blocks
 from tests.integration.jobs import run_job
 
 RANDOM_CALLS = """
@@ -190,6 +193,27 @@ def test_copies_trees_messages_and_coroutines(tmp_path):
         assert each.code == 0, each.text
         assert each.out.endswith("done\n"), each.text
     assert "went on" in ended[1].out + ended[2].out
+
+
+STATISTICS = """
+import numpy as np
+
+sites = [np.random.default_rng(site).normal(3 + site, 2, (100 * site + 1, 4)) for site in range(3)]
+{block}
+pooled = np.concatenate(sites)
+assert np.allclose(mean, pooled.mean(axis=0))
+assert np.allclose(variance, pooled.var(axis=0, ddof=1))
+print("as of all rows")
+"""
+
+
+def test_the_page_s_statistics_over_sites_are_those_of_all_rows(tmp_path):
+    (block,) = [block.text for block in blocks("python") if "variance" in block.text]
+    own = re.sub(
+        r"^rows = .*$", "import os; rows = sites[int(os.environ['NETSTORM_RANK'])]", block, flags=re.MULTILINE
+    )
+    for ended in run_job(tmp_path, 3, STATISTICS.format(block=own)):
+        assert (ended.code, ended.out) == (0, "as of all rows\n"), ended.text
 
 
 TWO_JOBS = """
