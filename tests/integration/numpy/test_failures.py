@@ -218,7 +218,7 @@ def test_an_elastic_job_goes_on_without_a_rank_and_takes_a_newcomer_in(tmp_path)
     for each in ended:
         assert each.code == 0, each.text
         assert "\nend True 4\n" in f"\n{each.out}", each.text
-        assert re.search("^NodeLost .* rank 3 .* group.members", each.out, re.MULTILINE), each.text
+        assert re.search(r"^NodeLost .* rank 3 .*group\.members", each.out, re.MULTILINE), each.text
     assert ended[0].out.startswith("chance is a numpy.random"), ended[0].text
     assert "share_state() of NumPy's Group, before any collective call" in ended[1].out
     assert "begins in time True True\n" in ended[1].out, ended[1].out
