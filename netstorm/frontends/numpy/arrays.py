@@ -5,6 +5,7 @@ An array in C order and this machine's byte order is used as it is. Any other is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -69,7 +70,7 @@ def element_of(dtype: np.dtype[Any], reduction: Reduction, what: str) -> Element
     Raises:
         UsageError: they cannot be reduced so.
     """
-    element = _ELEMENTS.get(dtype.name)
+    element = _ELEMENTS.get(_type_name(dtype))
     is_linear = reduction in _LINEAR
     if element is None or not can_reduce(reduction, element) or (dtype.kind == "c" and not is_linear):
         raise UsageError(
@@ -102,8 +103,12 @@ def describe(array: Array) -> str:
     """Return an array's type and shape as error messages show them: equal texts mean equal types and
     shapes.
     """
-    dtype = array.dtype
-    return f"{dtype.name if dtype.fields is None else dtype} {array.shape}"
+    return f"{_type_name(array.dtype)} {array.shape}"
+
+
+@functools.lru_cache(maxsize=256)  # NumPy makes the name anew each time
+def _type_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name if dtype.fields is None else str(dtype)
 
 
 def flat(array: Array, element: Element = Element.BYTES) -> Array:

@@ -507,7 +507,8 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not self._closed:
+        is_orderly = error is None or (isinstance(error, SystemExit) and not error.code)
+        if not is_orderly and not self._closed:
             self._runtime.fail(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
         self.close()
 
@@ -534,11 +535,10 @@ class Group:
         self, value: Leaf, out: object, path: str, *, name: str, reduction: Reduction, root: int | None
     ) -> _ReadyCall:
         """Prepare to reduce an array to all ranks, or to one."""
-        what = f"{name} of {path}"
-        source = ready_to_read(value, what)
+        source = ready_to_read(value, f"{name} {path}".rstrip())
         if reduction is Reduction.AVERAGE and source.dtype.kind in "biu":
             source = source.astype(np.float64)
-        text = f"{what}{' ' * bool(path)}{describe(source)}"
+        text = f"{name} of {f'{path} ' if path else ''}{describe(source)}"
         element = element_of(source.dtype, reduction, text)
         if root is not None and root != self.rank:
             exchange = self._exchanges.reduce(
@@ -553,9 +553,9 @@ class Group:
         return _ReadyCall(exchange, target.result)
 
     def _broadcast(self, value: Leaf, out: object, path: str, *, root: int) -> _ReadyCall:
-        what = f"broadcast from rank {root} of {path}"
-        source = ready_to_read(value, what)
-        text = f"{what}{' ' * bool(path)}{describe(source)}"
+        name = f"broadcast from rank {root}"
+        source = ready_to_read(value, f"{name} {path}".rstrip())
+        text = f"{name} of {f'{path} ' if path else ''}{describe(source)}"
         target = Target(source.shape, source.dtype, out, source, text)
         if root != self.rank:
             return _ReadyCall(self._exchanges.broadcast(text, flat(target.memory), root), target.result, root)

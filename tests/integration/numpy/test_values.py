@@ -95,6 +95,7 @@ with netstorm.Group() as group:
     every = group.allgather(total)
     assert (every == total).all()  # the same bits at all ranks
     print("equal")
+    raise SystemExit  # an orderly end
 """
 
 
