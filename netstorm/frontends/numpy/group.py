@@ -45,7 +45,7 @@ from netstorm.kvstore.process.elastic import fetch_state, offer_state, wait_for_
 from netstorm.kvstore.process.group_member import GroupMember, after_all
 from netstorm.kvstore.process.runtime import Runtime, before_finish, leave_job, runtime_of_this_process
 from netstorm.protocol.codecs import Element, Reduction
-from netstorm.settings import Settings, foreign_variable
+from netstorm.settings import Settings, child_environment, foreign_variable
 
 __all__ = ["Group", "Op"]
 
@@ -146,19 +146,23 @@ def _settings(
             overrides["scheduler_host"], overrides["scheduler_port"] = split_host_port(scheduler)
         except ValueError as error:
             raise SettingsError(f"scheduler={scheduler!r}: {error}") from None
-    settings = Settings.from_environment(**overrides)
+    environment = child_environment()  # as this process has it
+    for name, own, others in (
+        ("rank", "NETSTORM_RANK", "RANK"),
+        ("num_workers", "DMLC_NUM_WORKER", "WORLD_SIZE"),
+    ):
+        text = foreign_variable(others)  # that of other launchers
+        if overrides[name] is None and not environment.get(own) and text:
+            if not (text.isascii() and text.isdecimal()):
+                raise SettingsError(f"{others}={text!r}: expected a whole number")
+            overrides[name] = int(text)
+    settings = Settings.from_environment(environment, **overrides)
     if {settings.source("scheduler_host"), settings.source("scheduler_port")} == {"default"}:
         raise UsageError(
             "Group(): no scheduler is named: start the program with `netstorm launch -n 3 -- python "
             "PROGRAM.py`; or start `netstorm scheduler`, and name it in DMLC_PS_ROOT_URI and "
             "DMLC_PS_ROOT_PORT or as Group(scheduler='HOST:PORT')"
         )
-    # Other launchers say it in variables of their own.
-    for name, variable in (("rank", "RANK"), ("num_workers", "WORLD_SIZE")):
-        if settings.source(name) == "default" and (text := foreign_variable(variable)):
-            if not (text.isascii() and text.isdecimal()):
-                raise SettingsError(f"{variable}={text!r}: expected a whole number")
-            settings = settings.changed(**{name: int(text)})
     return settings
 
 
