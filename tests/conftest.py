@@ -53,6 +53,7 @@ _SECONDS = {
     "integration/launch/test_with_scheduler.py": 70,
     "integration/torch/test_take_over.py": 70,
     "integration/mxnet": 50,
+    "integration/numpy": 50,
     "integration/torch": 50,
     "integration/docs": 40,
     "integration/launch": 30,

@@ -23,6 +23,7 @@ __all__ = ["COMMANDS", "app", "function_of"]
 COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "launch": "Start a scheduler and N nodes, and run the job to its end.",
+        "new": "Write a training script to start from, for PyTorch, MXNet or NumPy.",
         "scheduler": "Run the scheduler of one job until all its nodes have left.",
         "top": "Show a running job: nodes, links, trees, times, and why the policy changed.",
         "dashboard": "Show jobs in a browser: the network, trees, curves and events, live or recorded.",

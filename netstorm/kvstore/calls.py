@@ -159,18 +159,10 @@ class GroupCalls(NumberedCalls):
         Raises:
             UsageError: values that cannot be reduced so, or more than a call can have.
         """
+        self.check(exchange)
         if not exchange.segment_bytes:
             exchange = _of_one_element(exchange)
-        if not can_reduce(exchange.reduction, exchange.element):
-            raise UsageError(
-                f"{exchange.text}: {exchange.element.name.lower()} has no {exchange.reduction.name.lower()}"
-            )
         segments = len(exchange.source)
-        if segments > MOST_SEGMENTS or exchange.segment_bytes > MOST_BYTES:
-            raise UsageError(
-                f"{exchange.text}: {segments} parts of {exchange.segment_bytes} bytes are more than one call "
-                f"can have: {MOST_SEGMENTS} of {MOST_BYTES}"
-            )
         form = Collective(Signature(exchange.reduction, exchange.element, segments, exchange.segment_bytes))
         call = CollectiveCall(self.name, self.called, exchange.text, self.members, timeout_s)
         self.called += 1
@@ -187,6 +179,23 @@ class GroupCalls(NumberedCalls):
             receivers=tuple(1 << self.members[index] for index in exchange.receivers),
             call=call,
         )
+
+    def check(self, exchange: TensorExchange) -> None:
+        """Check that a call can be made; `operation` does, too.
+
+        Raises:
+            UsageError: values that cannot be reduced so, or more than a call can have.
+        """
+        if not can_reduce(exchange.reduction, exchange.element):
+            raise UsageError(
+                f"{exchange.text}: {exchange.element.name.lower()} has no {exchange.reduction.name.lower()}"
+            )
+        segments = len(exchange.source)
+        if segments > MOST_SEGMENTS or exchange.segment_bytes > MOST_BYTES:
+            raise UsageError(
+                f"{exchange.text}: {segments} parts of {exchange.segment_bytes} bytes are more than one call "
+                f"can have: {MOST_SEGMENTS} of {MOST_BYTES}"
+            )
 
     def _key(self, size: int) -> Key:
         capacity = capacity_of(size)
@@ -313,7 +322,7 @@ class CallPositions:
         if self._given is None:
             raise UsageError(
                 "this rank has joined a job that had begun, and does not have its state yet: call "
-                "ElasticState.step() before any collective call"
+                "ElasticState.step(), or share_state() of NumPy's Group, before any collective call"
             )
         if not group.of_all_ranks:
             raise UsageError(

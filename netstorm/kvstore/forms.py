@@ -543,7 +543,7 @@ class ChunkSum:
     __slots__ = ("_dtype", "_element", "_own", "_received", "_reduce", "_values", "contributors")
 
     def __init__(self, element: Element, reduction: Reduction = Reduction.SUM) -> None:
-        self.contributors = 0
+        self.contributors: int = 0
         self._element = element
         self._dtype = STORED[element]
         truth = _OF_TRUTH_VALUES.get(reduction) if element is Element.BOOL else None

@@ -204,9 +204,9 @@ def _given(
 FOREIGN_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "MXNET_ENGINE_TYPE": "under NaiveEngine MXNet's operations block, so they cannot overlap",
-        "RANK": "PyTorch's rank of this process, for which an elastic job has a place",
+        "RANK": "PyTorch's rank of this process, for which an elastic job has a place; also NumPy's",
         "LOCAL_RANK": "which of a machine's nodes this one is, so that they share no port",
-        "WORLD_SIZE": "PyTorch's number of ranks; a group of fewer has a scheduler of its own",
+        "WORLD_SIZE": "PyTorch's number of ranks; a group of fewer has a scheduler of its own; also NumPy's",
         "TORCHELASTIC_RESTART_COUNT": "ranks that torchrun starts again find their own scheduler",
         "DMLC_ROLE_GLOBAL": "GeoMX's: a process of its upper level, which has nothing to do here",
         "DMLC_ROLE_MASTER_WORKER": "GeoMX's: a worker without data, which has nothing to do here",

@@ -1,1 +1,1 @@
-"""What both frontends need to train and no framework knows: frontends adapt tensors and hooks. Pure."""
+"""What MXNet's and PyTorch's frontends need to train and neither knows: they adapt tensors, hooks. Pure."""

@@ -44,10 +44,10 @@ from netstorm.training.round_results import StoreRoundResults
 from netstorm.training.samplers import SampleShares
 
 __all__ = [
+    "ArrayGroup",
     "ElasticJob",
     "ElasticSampler",
     "Get",
-    "Group",
     "Set",
     "copy_behind",
     "trainer_state",
@@ -262,7 +262,7 @@ class ElasticJob:
         kept = [(entry.user_key, entry.kept) for entry in entries]
         agreed = {key: residual.agreed for key, residual in kept if residual is not None}
         groups = [_group(entry, states.get(entry.user_key), agreed.get(entry.user_key)) for entry in entries]
-        groups.append(Group(arrays))
+        groups.append(ArrayGroup(arrays))
         keys = [key for entry in entries for key in (entry.key, *entry.further_keys)]
         state |= _counts(entries, rule, self._helpers)
         state["script"] = script
@@ -297,9 +297,9 @@ class ElasticJob:
         self._making = False
 
 
-def _group(entry: AnyEntry, state: object, agreed: Callable[[], object] | None) -> Group:
+def _group(entry: AnyEntry, state: object, agreed: Callable[[], object] | None) -> ArrayGroup:
     states = list(_arrays_in(state))
-    return Group(
+    return ArrayGroup(
         [entry.value, *states], states if entry.has_deferred else (), () if agreed is None else (agreed,)
     )
 
@@ -335,7 +335,7 @@ _LOOK_S: Final = 0.5
 """How often the thread looks whether the job has failed."""
 
 
-class Group(NamedTuple):
+class ArrayGroup(NamedTuple):
     """Arrays that are copied together."""
 
     arrays: Sequence[NDArray]
@@ -347,7 +347,7 @@ class Group(NamedTuple):
 
 
 def copy_behind(
-    groups: Sequence[Group],
+    groups: Sequence[ArrayGroup],
     then: Callable[[Mapping[int, object] | None], None],
     is_over: Callable[[], bool],
 ) -> threading.Thread:
@@ -360,7 +360,7 @@ def copy_behind(
             has failed.
         is_over: whether the job has ended: no copies are made any more.
     """
-    started: queue.SimpleQueue[tuple[Completion, Group] | None] = queue.SimpleQueue()
+    started: queue.SimpleQueue[tuple[Completion, ArrayGroup] | None] = queue.SimpleQueue()
 
     given_up = threading.Event()
 
@@ -387,7 +387,7 @@ def copy_behind(
     for group in groups:
         settling = {id(array) for array in group.settling}
 
-        def start(completion: Completion, group: Group = group) -> None:
+        def start(completion: Completion, group: ArrayGroup = group) -> None:
             started.put((completion, group))
             if given_up.is_set():
                 end_the_rest()
@@ -408,7 +408,7 @@ def with_copies(state: object, copies: Mapping[int, object]) -> object:
 
 
 def _copies(
-    count: int, started: queue.SimpleQueue[tuple[Completion, Group] | None], is_over: Callable[[], bool]
+    count: int, started: queue.SimpleQueue[tuple[Completion, ArrayGroup] | None], is_over: Callable[[], bool]
 ) -> Mapping[int, object] | None:
     copies: dict[int, object] = {}
     for _ in range(count):
@@ -430,8 +430,8 @@ def _copies(
 
 
 def _next(
-    started: queue.SimpleQueue[tuple[Completion, Group] | None], is_over: Callable[[], bool]
-) -> tuple[Completion, Group] | None:
+    started: queue.SimpleQueue[tuple[Completion, ArrayGroup] | None], is_over: Callable[[], bool]
+) -> tuple[Completion, ArrayGroup] | None:
     while True:
         try:
             return started.get(timeout=_LOOK_S)

@@ -1,15 +1,4 @@
-"""PyTorch's calls: collectives as exchanges (which rank gives which segment, who wants it), messages.
-
-| collective | segments | source | receivers |
-|---|---|---|---|
-| all-reduce | one | everybody | everybody |
-| reduce | one | everybody | one rank |
-| broadcast | one | one rank | everybody |
-| all-gather | one a rank | its own | everybody |
-| gather | one a rank | its own | one rank |
-| scatter | one a rank | one rank | each its own |
-| reduce-scatter | one a rank | everybody | each its own |
-"""
+"""PyTorch's calls: its tensors as the exchanges of a group (`kvstore.exchanges`), and its messages."""
 
 from __future__ import annotations
 
@@ -27,7 +16,6 @@ from netstorm.frontends.torch.errors import raises_torch_errors
 from netstorm.frontends.torch.member import (
     CallWork,
     ProcessGroupMember,
-    after_all,
     methods_are_never_compiled,
 )
 from netstorm.frontends.torch.tensors import (
@@ -42,9 +30,11 @@ from netstorm.frontends.torch.tensors import (
     type_name,
 )
 from netstorm.kvstore.calls import GroupCalls, TensorExchange
+from netstorm.kvstore.exchanges import CollectiveExchanges, reduced
 from netstorm.kvstore.forms import Segments
 from netstorm.kvstore.operations import PointToPointOperation
 from netstorm.kvstore.options import loss_terms
+from netstorm.kvstore.process.group_member import after_all
 from netstorm.kvstore.process.runtime import CompletionThread
 from netstorm.protocol.codecs import Element, Reduction
 from netstorm.protocol.messages import LossTerms
@@ -58,74 +48,58 @@ class Exchanges:
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        self._rank: Final = rank
         self._size: Final = size
+        self._of_group: Final = CollectiveExchanges(rank, size)
 
     def all_reduce(self, tensor: torch.Tensor, reduction: Reduction, priority: int = 0) -> TensorExchange:
         """Reduce a tensor in place; a higher `priority` goes first on every link."""
         text = f"all_reduce({NAMES[reduction]}) of {described(tensor)}"
-        return self._reduced(tensor, reduction, text, priority=priority)
+        element = element_of(tensor.dtype, reduction)
+        array = array_of(tensor, element)
+        return reduced(text, array, array, reduction, element, priority=priority)
 
     def sum_with_loss(
         self, kept: torch.Tensor, result: torch.Tensor, terms: LossTerms, priority: int
     ) -> TensorExchange:
         """Sum `kept` into `result`, maybe without late contributions, which stay in `kept`."""
         text = f"all_reduce(SUM) of {described(kept)} with {terms}"
-        exchange = self._reduced(kept, Reduction.SUM, text, priority=priority)
-        element = element_of(result.dtype, Reduction.SUM)
-        return msgspec.structs.replace(exchange, destination=(array_of(result, element),), loss=terms)
+        element = element_of(kept.dtype, Reduction.SUM)
+        source, target = array_of(kept, element), array_of(result, element)
+        exchange = reduced(text, source, target, Reduction.SUM, element, priority=priority)
+        return msgspec.structs.replace(exchange, loss=terms)
 
     def reduce(self, tensor: torch.Tensor, reduction: Reduction, root: int) -> TensorExchange:
         """Reduce a tensor in place at `root`; it stays as it is elsewhere."""
-        return self._reduced(
-            tensor,
-            reduction,
-            f"reduce({NAMES[reduction]}) to rank {root} of {described(tensor)}",
-            in_place=root == self._rank,
-            receivers=(root,),
-        )
+        text = f"reduce({NAMES[reduction]}) to rank {root} of {described(tensor)}"
+        element = element_of(tensor.dtype, reduction)
+        array = array_of(tensor, element)
+        return self._of_group.reduce(text, array, array, reduction, element, root=root)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> TensorExchange:
         """Copy a tensor of `root` to everybody's."""
-        array = array_of(tensor, Element.BYTES)
-        mine = root == self._rank
-        return TensorExchange(
-            text=f"broadcast from rank {root} of {described(tensor)}",
-            reduction=Reduction.COPY,
-            element=Element.BYTES,
-            segment_bytes=array.nbytes,
-            source=(array if mine else None,),
-            destination=(None if mine else array,),
-        )
+        text = f"broadcast from rank {root} of {described(tensor)}"
+        return self._of_group.broadcast(text, array_of(tensor, Element.BYTES), root)
 
     def barrier(self) -> TensorExchange:
         """Wait for everybody: a sum of one byte."""
-        one = torch.zeros(1, dtype=torch.uint8)
-        return self._reduced(one, Reduction.SUM, "barrier()")
+        one = array_of(torch.zeros(1, dtype=torch.uint8), Element.UINT8)
+        return reduced("barrier()", one, one, Reduction.SUM, Element.UINT8)
 
     def all_gather(
         self, outputs: Sequence[torch.Tensor], mine: torch.Tensor, name: str = "all_gather"
     ) -> TensorExchange:
         """Copy every rank's tensor to all; `outputs` by rank."""
         self._check(outputs, mine, name)
-        return self._copied(
-            f"{name} of {described(mine)}",
-            source=tuple(mine if rank == self._rank else None for rank in range(self._size)),
-            destination=tuple(outputs),
-            size=mine.nbytes,
-        )
+        text = f"{name} of {described(mine)}"
+        return self._of_group.all_gather(text, array_of(mine, Element.BYTES), _bytes(outputs))
 
     def gather(self, outputs: Sequence[torch.Tensor] | None, mine: torch.Tensor, root: int) -> TensorExchange:
         """Copy every rank's tensor to `root`, where `outputs` are, by rank."""
         if outputs is not None:
             self._check(outputs, mine, "gather")
-        return self._copied(
-            f"gather to rank {root} of {described(mine)}",
-            source=tuple(mine if rank == self._rank else None for rank in range(self._size)),
-            destination=(None,) * self._size if outputs is None else tuple(outputs),
-            size=mine.nbytes,
-            receivers=(root,) * self._size,
-        )
+        text = f"gather to rank {root} of {described(mine)}"
+        targets = None if outputs is None else _bytes(outputs)
+        return self._of_group.gather(text, array_of(mine, Element.BYTES), targets, root)
 
     def scatter(
         self, output: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int
@@ -133,13 +107,9 @@ class Exchanges:
         """Copy each tensor of `root`, where `inputs` are, to the rank of its place."""
         if inputs is not None:
             self._check(inputs, output, "scatter")
-        return self._copied(
-            f"scatter from rank {root} of {described(output)}",
-            source=(None,) * self._size if inputs is None else tuple(inputs),
-            destination=tuple(output if rank == self._rank else None for rank in range(self._size)),
-            size=output.nbytes,
-            receivers=tuple(range(self._size)),
-        )
+        text = f"scatter from rank {root} of {described(output)}"
+        given = None if inputs is None else _bytes(inputs)
+        return self._of_group.scatter(text, array_of(output, Element.BYTES), given)
 
     def reduce_scatter(
         self,
@@ -150,58 +120,12 @@ class Exchanges:
         """Reduce the tensors of each place, and give the result to the rank of that place."""
         self._check(inputs, output, "reduce_scatter")
         element = element_of(output.dtype, reduction)
-        return TensorExchange(
-            text=f"reduce_scatter({NAMES[reduction]}) of {described(output)}",
-            reduction=reduction,
-            element=element,
-            segment_bytes=output.nbytes,
-            source=tuple(array_of(tensor, element) for tensor in inputs),
-            destination=tuple(
-                array_of(output, element) if rank == self._rank else None for rank in range(self._size)
-            ),
-            receivers=tuple(range(self._size)),
-        )
-
-    def _reduced(
-        self,
-        tensor: torch.Tensor,
-        reduction: Reduction,
-        text: str,
-        *,
-        in_place: bool = True,
-        receivers: tuple[int, ...] = (),
-        priority: int = 0,
-    ) -> TensorExchange:
-        element = element_of(tensor.dtype, reduction)
-        array = array_of(tensor, element)
-        return TensorExchange(
-            text=text,
-            reduction=reduction,
-            element=element,
-            segment_bytes=array.nbytes,
-            source=(array,),
-            destination=(array if in_place else None,),
-            receivers=receivers,
-            priority=priority,
-        )
-
-    def _copied(
-        self,
-        text: str,
-        *,
-        source: Sequence[torch.Tensor | None],
-        destination: Sequence[torch.Tensor | None],
-        size: int,
-        receivers: tuple[int, ...] = (),
-    ) -> TensorExchange:
-        return TensorExchange(
-            text=text,
-            reduction=Reduction.COPY,
-            element=Element.BYTES,
-            segment_bytes=size,
-            source=_bytes(source),
-            destination=_bytes(destination),
-            receivers=receivers,
+        return self._of_group.reduce_scatter(
+            f"reduce_scatter({NAMES[reduction]}) of {described(output)}",
+            array_of(output, element),
+            tuple(array_of(tensor, element) for tensor in inputs),
+            reduction,
+            element,
         )
 
     def _check(self, tensors: Sequence[torch.Tensor], like: torch.Tensor, name: str) -> None:
@@ -221,8 +145,8 @@ class Exchanges:
                 )
 
 
-def _bytes(tensors: Sequence[torch.Tensor | None]) -> Segments:
-    return tuple(None if tensor is None else array_of(tensor, Element.BYTES) for tensor in tensors)
+def _bytes(tensors: Sequence[torch.Tensor]) -> Segments:
+    return tuple(array_of(tensor, Element.BYTES) for tensor in tensors)
 
 
 # What the three kinds of calls of a process group have in common.

@@ -26,11 +26,12 @@ from netstorm.compression.registry import CodecRules, Description, rules_of
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.collectives import Exchanges
 from netstorm.frontends.torch.errors import raises_torch_errors
-from netstorm.frontends.torch.member import CallWork, ProcessGroupMember, after_all, copy_back, future_of
+from netstorm.frontends.torch.member import CallWork, ProcessGroupMember, copy_back, future_of
 from netstorm.frontends.torch.process_group import NetStormProcessGroup, netstorm_group
 from netstorm.frontends.torch.tensors import Staged, staged
 from netstorm.kvstore.calls import EncodedSum
 from netstorm.kvstore.operations import Done
+from netstorm.kvstore.process.group_member import after_all
 from netstorm.kvstore.process.runtime import describe_compression
 from netstorm.protocol.codecs import Reduction
 from netstorm.settings import Settings

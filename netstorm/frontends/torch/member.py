@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import functools
 import inspect
 import sys
 import threading
@@ -16,26 +15,24 @@ import torch
 from torch.distributed import Work
 
 from netstorm import clock
-from netstorm.errors import NetStormError, NodeLost, WaitTimeout
+from netstorm.errors import NetStormError, WaitTimeout
 from netstorm.frontends.torch.errors import as_torch_error, given_to_a_future
 from netstorm.frontends.torch.tensors import Staged, array_of
-from netstorm.kvstore.calls import CallPositions, GroupCalls, TensorCalls, TensorExchange
-from netstorm.kvstore.forms import Collective
+from netstorm.kvstore.calls import CallPositions, GroupCalls, TensorExchange
 from netstorm.kvstore.operations import (
-    ANY_PEER,
     Done,
     Operation,
     PointToPointOperation,
     ReceiveOperation,
     SendOperation,
 )
+from netstorm.kvstore.process.group_member import GroupMember, after_all
 from netstorm.kvstore.process.runtime import CompletionThread, Runtime
-from netstorm.protocol.codecs import Element, Reduction
+from netstorm.protocol.codecs import Element
 
 __all__ = [
     "CallWork",
     "ProcessGroupMember",
-    "after_all",
     "copy_back",
     "future_of",
     "methods_are_never_compiled",
@@ -45,23 +42,16 @@ __all__ = [
 
 _NO_TIMEOUT: Final = timedelta(0)
 
-_AVERAGED: Final = (Reduction.SUM, Reduction.AVERAGE)
-"""What gradients are reduced by."""
 
-
-class ProcessGroupMember:
-    """This process as a member of one group.
+class ProcessGroupMember(GroupMember):
+    """This process as a member of one process group.
 
     Attributes:
-        name: of the group, the same at every member.
-        rank: within the group.
-        ranks: of the members in the job, by rank within the group.
-        runtime: of the process.
         timeout: of calls that bring none.
-        positions: of the calls of all groups of the process.
-        reduced_by: ranks whose values are in all parts of all reductions of this group since the program has
-            last cleared it; None: there were none.
+        thread: ends calls whose end runs code of the user's.
     """
+
+    live_ranks = "netstorm.frontends.torch.elastic.live_ranks()"
 
     def __init__(
         self,
@@ -74,49 +64,11 @@ class ProcessGroupMember:
         timeout: timedelta,
         positions: CallPositions,
     ) -> None:
-        self.name: Final = name
-        self.ranks: Final = tuple(ranks)
-        self.rank: Final = self.ranks.index(runtime.rank)
-        self.runtime: Final = runtime
+        super().__init__(name, ranks, runtime=runtime, namespace=namespace, positions=positions)
         self.timeout = timeout
         self.thread: Final = thread
-        self.positions: Final = positions
-        self.reduced_by: int | None = None
-        self._register: Final = functools.partial(runtime.register, namespace)
-        self._tensor_calls = 0
-        self._calls: Final = self.calls("")
         self._saving: GroupCalls | None = None
         self._lock: Final = threading.Lock()
-
-    @property
-    def size(self) -> int:
-        """How many members the group has."""
-        return len(self.ranks)
-
-    @property
-    def called(self) -> int:
-        """How many collective calls have been made."""
-        return self._calls.called
-
-    def calls(self, suffix: str) -> GroupCalls:
-        """Return a sequence of calls that is numbered by itself; `suffix` tells it from others."""
-        calls = GroupCalls(self.name + suffix, self.ranks, size=self.runtime.size, register=self._register)
-        self.positions.add(calls)
-        return calls
-
-    def tensor_calls(self) -> TensorCalls:
-        """Return new calls that sum tensors by codecs; all members must ask for the same, in the same
-        order.
-        """
-        name = f"{self.name}/codecs {self._tensor_calls}"
-        self._tensor_calls += 1
-        calls = TensorCalls(name, self.ranks, size=self.runtime.size, register=self._register)
-        self.positions.add(calls)
-        return calls
-
-    def record_reduced(self, ranks: int) -> None:
-        """Record the bit set of the ranks whose values are in all parts of a reduction."""
-        self.reduced_by = ranks if self.reduced_by is None else self.reduced_by & ranks
 
     def work(
         self,
@@ -163,12 +115,12 @@ class ProcessGroupMember:
             memory: the user's tensors in it, to read and to copy back to.
             giver: member whose values everybody gets; the call fails without them.
         """
-        operation = self._operation(self._next_calls(), exchange, self._seconds(timeout))
+        operation = self.operation(self._next_calls(), exchange, self._seconds(timeout))
         work = self.work(exchange.text, result, timeout, lambda: self.runtime.process.waiting_text(operation))
 
         def ended(error: Exception | None) -> None:
-            work.contributors = self._contributors(operation)
-            work.finish(self._missing(operation, giver) if error is None else error)
+            work.contributors = self.contributors(operation)
+            work.finish(self.missing(operation, giver) if error is None else error)
 
         self._submit(operation, memory, ended, work)
         return work
@@ -181,31 +133,11 @@ class ProcessGroupMember:
         their own.
         """
         if threading.current_thread() is threading.main_thread() or not _saves_in_background():
-            return self._calls
+            return self.own_calls
         with self._lock:
             if self._saving is None:
                 self._saving = self.calls("/checkpoint")
             return self._saving
-
-    def _operation(self, calls: GroupCalls, exchange: TensorExchange, timeout_s: float) -> Operation:
-        self.positions.check(calls)
-        return calls.operation(exchange, _ignore, timeout_s)
-
-    def _contributors(self, operation: Operation) -> frozenset[int]:
-        """Return the members whose values are in all parts of a result."""
-        whole = functools.reduce(int.__and__, operation.contributors, -1)
-        if isinstance(operation.form, Collective) and operation.form.signature.reduction in _AVERAGED:
-            self.record_reduced(whole)
-        return frozenset(place for place, rank in enumerate(self.ranks) if whole >> rank & 1)
-
-    def _missing(self, operation: Operation, giver: int | None) -> NodeLost | None:
-        """Return the error if a result lacks the values of the one member that gives some."""
-        if giver is None or all(bits >> self.ranks[giver] & 1 for bits in operation.contributors):
-            return None
-        return NodeLost(
-            f"{operation}: rank {giver} is not in the job any more, or has just joined it, so nobody has "
-            "given the values; name another rank (netstorm.frontends.torch.elastic.live_ranks())"
-        )
 
     def begin(
         self,
@@ -218,38 +150,23 @@ class ProcessGroupMember:
 
         `calls` is the sequence that it is one of; None: the group's own.
         """
-        operation = self._operation(calls or self._next_calls(), exchange, self.timeout.total_seconds())
+        operation = self.operation(calls or self._next_calls(), exchange, self.timeout.total_seconds())
 
         def ended(error: Exception | None) -> None:
-            self._contributors(operation)
+            self.contributors(operation)
             done(error)
 
         self._submit(operation, memory, ended, None)
 
     def send(self, source: Staged, what: str, peer: int, tag: int, channel: str = "") -> SendOperation:
         """Return the operation that sends a tensor's bytes to a member; `what` describes the tensor."""
-        return SendOperation(
-            peer=self.ranks[peer],
-            channel=self.name + channel,
-            tag=tag,
-            source=array_of(source.host, Element.BYTES),
-            what=what,
-            done=_ignore,
-        )
+        return self.send_operation(array_of(source.host, Element.BYTES), what, peer, tag, channel)
 
     def receive(
         self, target: Staged, what: str, peer: int | None, tag: int, channel: str = ""
     ) -> ReceiveOperation:
         """Return the operation that receives a tensor's bytes from a member; None: from any."""
-        return ReceiveOperation(
-            peer=ANY_PEER if peer is None else self.ranks[peer],
-            channel=self.name + channel,
-            tag=tag,
-            destination=array_of(target.host, Element.BYTES),
-            what=what,
-            done=_ignore,
-            peers=self.ranks if peer is None else (),
-        )
+        return self.receive_operation(array_of(target.host, Element.BYTES), what, peer, tag, channel)
 
     def exchange_messages(
         self,
@@ -330,29 +247,6 @@ class ProcessGroupMember:
             self.runtime.submit(operation)
 
 
-def after_all(count: int, done: Done) -> Done:
-    """Return what calls `done` when it has been called so many times, with the first error if there is
-    one.
-    """
-    if count == 0:
-        done(None)
-    lock = threading.Lock()
-    errors: list[Exception] = []
-    left = count
-
-    def one(error: Exception | None) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            last = left == 0
-            if error is not None:
-                errors.append(error)
-        if last:
-            done(errors[0] if errors else None)
-
-    return one
-
-
 def _saves_in_background() -> bool:
     """Return whether PyTorch's checkpoints have called, outside of the main thread."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 -- a traceback would take ten times as long
@@ -361,10 +255,6 @@ def _saves_in_background() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _ignore(_: Exception | None) -> None:
-    """Stand for what will end a call until that is known."""
 
 
 def copy_back(copies: Sequence[Staged], done: Done, work: CallWork | None) -> None:

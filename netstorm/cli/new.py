@@ -1,0 +1,79 @@
+"""`netstorm new`: writes a training script to start from."""
+
+from __future__ import annotations
+
+import shlex
+from enum import Enum
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from netstorm.cli.support import exit_on_usage_error
+from netstorm.errors import UsageError
+
+__all__ = ["Framework", "new"]
+
+
+class Framework(str, Enum):
+    """What a script trains with."""
+
+    TORCH = "torch"
+    MXNET = "mxnet"
+    NUMPY = "numpy"
+
+
+_NAMES: Final = {Framework.TORCH: "PyTorch", Framework.MXNET: "MXNet", Framework.NUMPY: "NumPy"}
+
+_INSTALL: Final = {
+    "torch": "'netstorm[torch]'",
+    "mxnet": "'netstorm[mxnet]'",
+    "numpy": "numpy",
+    "sklearn": "scikit-learn",
+}
+"""By module, what pip installs."""
+
+
+def new(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="File to write, such as train.py.")],
+    *,
+    framework: Annotated[
+        Framework | None,
+        typer.Option(
+            help="What it trains with. Default: the first of these that is installed.", show_default=False
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+) -> None:
+    """Write a training script to start from.
+
+    \b
+      netstorm new train.py --framework torch
+      netstorm launch -n 3 -- python train.py
+
+    It trains a small network on scikit-learn's digits, each rank with its share of them. Put your own data
+    and model in their place.
+
+    The exit code is 2 if the file cannot be written, or is there already.
+    """
+    with exit_on_usage_error():
+        chosen = framework or next(each for each in Framework if find_spec(each.value))
+        template = resources.files("netstorm.cli") / "templates" / f"{chosen.value}.txt"
+        try:
+            with script.open("w" if force else "x", encoding="utf-8") as file:
+                file.write(template.read_text(encoding="utf-8"))
+        except FileExistsError:
+            raise UsageError(f"{script} is there already: give another name, or --force") from None
+        except OSError as error:
+            raise UsageError(f"{script}: {error.strerror}: expected the name of a new file") from None
+    typer.echo(f"{script}: trains a small network on scikit-learn's digits, with {_NAMES[chosen]}")
+    missing = [package for module, package in _INSTALL.items() if _is_missing(module, chosen)]
+    if missing:
+        typer.echo(f"install what it needs: pip install {' '.join(missing)}")
+    typer.echo(f"run it: netstorm launch -n 3 -- python {shlex.quote(str(script))}")
+
+
+def _is_missing(module: str, framework: Framework) -> bool:
+    return module in (framework.value, "sklearn") and find_spec(module) is None
