@@ -43,6 +43,7 @@ from netstorm.kvstore.exchanges import CollectiveExchanges, reduced
 from netstorm.kvstore.operations import Done, PointToPointOperation
 from netstorm.kvstore.process.elastic import fetch_state, offer_state, wait_for_enough_nodes
 from netstorm.kvstore.process.group_member import GroupMember, after_all
+from netstorm.kvstore.process.step_report import StepReport
 from netstorm.kvstore.process.runtime import Runtime, before_finish, leave_job, runtime_of_this_process
 from netstorm.protocol.codecs import Element, Reduction
 from netstorm.settings import Settings, child_environment, foreign_variable
@@ -495,6 +496,11 @@ class Group:
         return self._state.share(state) if self._runtime.node.live.is_elastic else state
 
     # ------------------------------------------------------------------------------------------------ the end
+
+    def step_report(self) -> StepReport:
+        """Return what this rank has waited for since the last call; the first call begins to watch."""
+        self._check_open()
+        return self._runtime.step_report()
 
     def close(self) -> None:
         """Leave the job, if this is the process's last group. Until all ranks have left, the process forwards

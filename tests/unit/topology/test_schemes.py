@@ -704,7 +704,7 @@ def test_no_tree_is_cheaper_than_the_cheapest(network: Network, random):
     priced = replace(
         network, links=tuple(replace(one, price=random.choice([0.0, 0.02, 0.09])) for one in network.links)
     )
-    prices = {(one.source, one.target): one.price for one in priced.links}
+    prices: dict[tuple[int, int], float] = {(one.source, one.target): one.price for one in priced.links}
 
     def cost(tree: Tree) -> float:
         hops = [(rank, parent) for rank, parent in enumerate(tree.reduce_parent) if parent >= 0]
