@@ -43,8 +43,8 @@ from netstorm.kvstore.exchanges import CollectiveExchanges, reduced
 from netstorm.kvstore.operations import Done, PointToPointOperation
 from netstorm.kvstore.process.elastic import fetch_state, offer_state, wait_for_enough_nodes
 from netstorm.kvstore.process.group_member import GroupMember, after_all
-from netstorm.kvstore.process.step_report import StepReport
 from netstorm.kvstore.process.runtime import Runtime, before_finish, leave_job, runtime_of_this_process
+from netstorm.kvstore.process.step_report import StepReport
 from netstorm.protocol.codecs import Element, Reduction
 from netstorm.settings import Settings, child_environment, foreign_variable
 
