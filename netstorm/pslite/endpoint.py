@@ -17,7 +17,15 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from netstorm import __version__
 from netstorm.addresses import host_port, is_loopback
-from netstorm.errors import FrameError, NoRoom, NotAuthorised, OtherProtocol, PeerError, ProtocolViolation
+from netstorm.errors import (
+    FrameError,
+    NoRoom,
+    NotAuthorised,
+    OtherProtocol,
+    Overloaded,
+    PeerError,
+    ProtocolViolation,
+)
 from netstorm.observe.log import Counters, Drops
 from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
@@ -217,7 +225,12 @@ class Endpoint:
             session.submit_datagram(body)
         else:
             item = SendQueueItem(
-                body, instruction.payload, instruction.order, instruction.payload_crc, instruction.tag
+                body,
+                instruction.payload,
+                instruction.order,
+                instruction.payload_crc,
+                instruction.tag,
+                charge=instruction.charge,
             )
             if self.lanes is None or not self.lanes.take(
                 session, instruction.message, instruction.payload, item, now
@@ -413,7 +426,8 @@ class Endpoint:
         except ProtocolViolation as violation:
             self._end(session, str(violation), now)
         else:
-            self._without_room.add(session, self.process.name_of(session.peer), str(error), now)
+            reason = f"{error}; it is asked for the rest later"
+            self._without_room.add(session, self.process.name_of(session.peer), reason, now)
 
     def _end(self, session: Session, reason: str, now: float) -> None:
         """End the session with a peer that does what no correct process does."""
@@ -437,6 +451,8 @@ class Endpoint:
             if not session.receiving.ordered:
                 raise
             self._note("refused", session, str(error), now)
+        except Overloaded as error:
+            self._end(session, str(error), now)
         except PeerError as error:
             self._note(
                 "authority" if isinstance(error, NotAuthorised) else "refused", session, str(error), now
@@ -755,6 +771,7 @@ def as_sends(peer: Peer, messages: Iterable[SendQueueItem]) -> list[Send]:
             payload=message.payload,
             order=message.order,
             tag=message.tag,
+            charge=message.charge,
         )
         for message in messages
     ]

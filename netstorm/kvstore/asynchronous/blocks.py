@@ -85,6 +85,8 @@ class WaitingPull:
     rows: Numbers | None = None
     """The rows of `chunk` to send; None: all of the block."""
     chunk: int = 0
+    charge: Charge | None = None
+    """What it counts, if it has to wait for updates."""
 
 
 class Block:

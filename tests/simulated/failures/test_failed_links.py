@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from netstorm.errors import NodeLost
+from netstorm.errors import NodeLost, Overloaded
+from netstorm.kvstore import operations
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.testing.faults import Crash, Cut, Reset
+from netstorm.pslite.machine import ForwardedBytes
 from netstorm.scheduler.policies import tree_pairs
 from netstorm.topology.network import Link, Network, Node, Rank
 from tests.simulated.failures.workload import FAST_TIMEOUTS, endless_rounds, failing_links
@@ -206,3 +208,25 @@ def test_resets_while_a_link_is_down_lose_nothing():
         if one.ended:
             assert (one.result() == 6).all(), owner
     assert not any(node.failure for node in cluster.nodes)
+
+
+@given(jobs(nodes=(3, 6), policies=(1, 3), detours=True))
+@examples(4)
+def test_nobody_waits_for_ever_if_hardly_anything_may_be_forwarded(job):
+    overloads = []
+
+    class Little(ForwardedBytes):
+        def __init__(self, _most):
+            super().__init__(4 * 1024)
+
+        def take(self, *arguments):
+            try:
+                return super().take(*arguments)
+            except Overloaded as error:
+                overloads.append(error)
+                raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operations, "ForwardedBytes", Little)
+        check_with_failing_links(job)
+    event(f"overloads: {bool(overloads)}")
