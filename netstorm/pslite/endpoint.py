@@ -91,6 +91,10 @@ _MOST_CHARACTERS: Final = 2000
 """Of the reason of a refusal, which may quote what the other side has sent."""
 
 
+_PART_OF_SESSIONS: Final = 16
+"""Of all that there may be: ended at once where there is no room, since to look at all takes a few ms."""
+
+
 class Endpoint:
     """The sessions of one process.
 
@@ -539,10 +543,12 @@ class Endpoint:
         if session is None:
             if hello.resuming:
                 return Refuse("that session is not known here (any more)")
-            if len(accepted) >= self._sessions.limits.sessions:
-                return Refuse(f"this process has {len(accepted)} sessions already")
             if not self._new_sessions.take(now):
                 return NotYet()
+            if len(accepted) >= self._sessions.limits.sessions:
+                self._end_idle_sessions(now)
+            if len(accepted) >= self._sessions.limits.sessions:
+                return Refuse(f"this process has {len(accepted)} sessions already")
             counters = self._statistics.counters(peer, opened_here=False)
             session = AcceptedSession(
                 self._sessions, peer, hello, counters=counters, ordered=self._ordered(peer)
@@ -559,6 +565,17 @@ class Endpoint:
         self._sessions.admitted.append(connection)
         self._sessions.dirty[session] = None
         return None
+
+    def _end_idle_sessions(self, now: float) -> None:
+        """Make room for new sessions: end some that have had no connection for so long that correct peers
+        have lost them, first those over which least has come.
+        """
+        limits, sessions = self._sessions.limits, self._sessions.accepted.values()
+        idle = [session for session in sessions if session.away_s(now) > 2 * limits.link_timeout_s]
+        idle.sort(key=lambda session: session.receiving.received)
+        for session in idle[: max(1, limits.sessions // _PART_OF_SESSIONS)]:
+            session.expel("it has had no connection for long, and others want a session", now)
+            self._check_end(session, now)
 
     def _present_session(self, hello: m.Hello, peer: Peer, now: float) -> AcceptedSession | None:
         """Return the peer's session if the Hello goes on with it; otherwise end that session."""

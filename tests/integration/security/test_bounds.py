@@ -158,7 +158,7 @@ def test_a_key_holder_that_says_what_no_process_says_is_cut_and_named_by_address
 def test_connections_that_a_session_has_left_do_not_add_up(keyed, started):
     hostile = keyed(KEY)
     driver, counters = started(Driven().machine, -1)
-    waiting = driver.van.waiting
+    waiting = driver.van.accepted
     on_thread(driver, lambda: setattr(waiting, "most", 8))
     first = hello(-1, 101, -1)
     held = []
@@ -172,7 +172,7 @@ def test_connections_that_a_session_has_left_do_not_add_up(keyed, started):
 
 def test_strangers_that_say_nothing_do_not_keep_out_who_has_the_key(keyed, strangers):
     here, there = keyed(KEY), keyed(KEY)
-    there.van.waiting.most = 40
+    there.van.accepted.most = 40
     for number in range(1, 4):
         strangers(there.port, 50)
         here.van.open(Connection(number), "127.0.0.1", there.port)
@@ -194,7 +194,7 @@ most = 0
 while not Path(sys.argv[0]).with_name("stop").exists():
     van.poll(0.01)
     open("/etc/hostname").close()
-    most = max(most, len(van.waiting))
+    most = max(most, len(van.accepted))
 print(most, flush=True)
 van.shut(0.0)
 """

@@ -768,6 +768,37 @@ def test_a_machine_that_refuses_in_an_ordered_session_drops(ordered):
     assert here.endpoint.idle() == ordered
 
 
+# ------------------------------------------------------------------------------------- more than there may be
+
+
+def test_sessions_without_connections_make_room_for_new_ones_first_those_over_which_least_came():
+    world = World(0, limits=Limits(sessions=3, link_timeout_s=5.0))
+    there = world.add(0)
+    others = [world.add(rank) for rank in range(1, 4)]
+    for other in others:
+        other.connect(there)
+        for number in range(other.rank):
+            other.send(there, part(number), order=BULK)
+    world.run(1)
+    for other in others[:2]:
+        world.kill(other, silent=False)
+    world.run(6)
+    late = world.add(4)
+
+    def tries() -> None:
+        late.connect(there)
+        late.send(there, part(100), order=BULK)
+        world.run(3)
+
+    tries()
+    assert there.machine.numbers().count(100) == 0
+    assert "this process has 3 sessions already" in late.machine.lost[0][1]
+    world.run(5)
+    tries()
+    assert there.machine.numbers().count(100) == 1
+    assert there.machine.lost == [(1, "it has had no connection for long, and others want a session")]
+
+
 # ----------------------------------------------------------------------------------------- ordered sessions
 
 
