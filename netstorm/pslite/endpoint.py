@@ -435,9 +435,12 @@ class Endpoint:
 
     def _end(self, session: Session, reason: str, now: float) -> None:
         """End the session with a peer that does what no correct process does."""
-        self._note("protocol", session, f"{reason}: the session with it is ended", now)
         if session.connection is not None and session.connection < 0:
             self._sessions.refused.append((session.connection, reason))
+        self._expel(session, reason, now)
+
+    def _expel(self, session: Session, reason: str, now: float) -> None:
+        self._note("protocol", session, f"{reason}: the session with it is ended", now)
         session.expel(f"{self.process.name_of(session.peer)} has sent a {reason}", now)
         self._check_end(session, now)
 
@@ -456,7 +459,13 @@ class Endpoint:
                 raise
             self._note("refused", session, str(error), now)
         except Overloaded as error:
-            self._end(session, str(error), now)
+            # It is no fault: the peer sends elsewhere what is not acknowledged, and has to send no more.
+            connection, reason = session.connection, f"it has sent a {error}"
+            if connection is not None and connection < 0:
+                received, beyond = session.receiving.received_numbers()
+                self._answers.append((connection, m.Ack(received=received, beyond=beyond), PROTOCOL_VERSION))
+                self._answers.append((connection, m.Refused(reason=reason), PROTOCOL_VERSION))
+            self._expel(session, str(error), now)
         except PeerError as error:
             self._note(
                 "authority" if isinstance(error, NotAuthorised) else "refused", session, str(error), now

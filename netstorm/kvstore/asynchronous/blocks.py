@@ -57,6 +57,7 @@ __all__ = [
     "WaitingPull",
     "about",
     "as_dense",
+    "block_extent",
     "check_counts",
     "check_push",
     "chunks_of",
@@ -366,6 +367,12 @@ def extent(key: Key, chunk: int) -> tuple[int, int]:
         return start, end
     length = row_length(key.spec.shape)
     return -(-start // length) * length, -(-end // length) * length
+
+
+def block_extent(key: Key, block: int, *, whole: bool) -> slice:
+    """Return where a block's values are in its key's."""
+    chunks = chunks_of(key, block, whole=whole)
+    return slice(extent(key, chunks[0])[0], extent(key, chunks[-1])[1])
 
 
 def has_whole_rows(key: Key) -> bool:

@@ -728,7 +728,9 @@ def test_a_peer_of_which_a_machine_will_keep_no_more_loses_its_session(ordered, 
     world.run(1)
     assert there.machine.lost == [(0, "rank 0 has sent a message to forward, and 7 bytes of it wait")]
     assert "7 bytes of it wait: the session with it is ended" in caplog.text
-    assert [peer for peer, _ in here.machine.lost] == [1]
+    ((peer, reason),) = here.machine.lost
+    assert peer == 1
+    assert reason.endswith("refused this process: it has sent a message to forward, and 7 bytes of it wait")
 
 
 def test_a_message_gives_its_charge_back_once_it_is_acknowledged_or_dropped():

@@ -135,7 +135,7 @@ def test_sessions_of_one_address_leave_room_for_those_of_others() -> None:
 
 def test_whose_end_comes_late_has_ended_and_the_next_one_has_its_descriptor() -> None:
     with accepting() as here:
-        ended = []
+        ended: list[Connection] = []
         here.table.on_end = ended.append
         _, descriptor = here.connect(100.0)
         here.table.heard(A, descriptor, "")
