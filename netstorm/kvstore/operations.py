@@ -381,7 +381,7 @@ class OperationQueue:
         self.by_key: Final[dict[int, list[Operation]]] = {}
 
     def add(self, operation: Operation) -> None:
-        """Queue an operation."""
+        """Queue an operation, before those of its key with later rounds."""
         waiting = self.by_key.setdefault(operation.key.identity, [])
         bisect.insort(waiting, operation, key=attrgetter("round"))
 

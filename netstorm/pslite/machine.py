@@ -230,7 +230,7 @@ class Bounded(Protocol):
 
     @property
     def waiting(self) -> WaitingBytes:
-        """What waits."""
+        """Counts the bytes of those that wait."""
 
 
 @runtime_checkable

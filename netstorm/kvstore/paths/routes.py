@@ -289,7 +289,7 @@ def without_detour(send: Send) -> Send:
 
 
 def without_loops(walk: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a walk without its loops."""
+    """Return a walk that goes on at once from where it would come back to."""
     walked: list[int] = []
     for rank in walk:
         if rank in walked:

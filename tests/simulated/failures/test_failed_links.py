@@ -245,5 +245,5 @@ def test_nobody_waits_for_ever_if_hardly_anything_may_be_forwarded(job):
         try:
             check_with_failing_links(job)
         except NodeLost as error:  # there was no way around the node that had no room
-            assert "to forward" in str(error)
+            assert overloads, error
     event(f"overloads: {bool(overloads)}")

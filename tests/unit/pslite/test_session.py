@@ -276,6 +276,21 @@ def test_after_each_break_the_first_attempts_come_soon():
         assert world.run_until(lambda number=number: number in there.machine.numbers(), 0.3)
 
 
+def test_a_peer_whose_machine_acknowledges_may_be_busy_for_so_long():
+    world, here, there = connected(limits=Limits(link_timeout_s=10, busy_timeout_s=60))
+    sessions = here.endpoint._sessions
+    sessions.acknowledges = lambda _: True
+    sessions.may_be_busy = lambda *_: True
+    session = sessions.opened[Peer(1)]
+    there.dead = True
+    here.send(there, part(1))
+    for _ in range(5):
+        world.run(10)
+        assert session.state is SessionState.UP
+    world.run(300)
+    assert [peer for peer, _ in here.machine.lost] == [1]
+
+
 def test_payloads_go_without_checksums_only_if_both_ends_say_that_they_are_on_one_machine():
     _, here, there = met()
     here.send(there, part(0))
