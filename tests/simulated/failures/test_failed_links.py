@@ -196,6 +196,32 @@ def test_a_node_on_the_way_around_that_loses_its_link_too_finds_another_way():
     assert len(cluster.nodes[0].pending) > before + 10
 
 
+def test_an_elastic_job_goes_on_without_a_rank_whose_only_way_led_over_one_that_has_died():
+    cluster = SimulatedCluster(
+        4,
+        seed=2,
+        chunk_size=500,
+        elastic="1:4",
+        heartbeat_interval_s=0.5,
+        detect_s=1.0,
+        delay_s=0.01,
+        **FAST_TIMEOUTS,
+    ).join()
+    pending = endless_rounds(cluster)
+    for other in (1, 2):
+        cluster.faults.cut(0, other)
+    cluster.run_for(8.0)
+    assert counted(cluster, "links_failed") == 4
+    assert not any(node.failure for node in cluster.nodes)
+    cluster.faults.crash(3)
+    cluster.run_for(5.0)
+    assert scheduler(cluster).policy.members == (1, 2)
+    assert "without that link there is no way" in str(cluster.nodes[0].failure)
+    before = len(pending)
+    cluster.run_for(2.0)
+    assert len(pending) > before + 10
+
+
 def test_resets_while_a_link_is_down_lose_nothing():
     cluster = SimulatedCluster(4, seed=9, chunk_size=20, delay_s=0.01, **FAST_TIMEOUTS).join()
     pending = endless_rounds(cluster, 100)

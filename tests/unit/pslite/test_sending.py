@@ -431,6 +431,15 @@ def test_a_shallow_window_fills_its_link_with_little_and_is_two_messages_once_th
     assert Window(fixed_bytes=1000, shallow=True).size == 1000
 
 
+def test_a_shallow_window_does_not_take_a_sender_with_little_to_send_for_a_slow_link():
+    window = Window(shallow=True)
+    link = Link(window, 125e6, 0.1, 256 * 1024)
+    link.run(500)
+    rate = window.rate
+    link.run(1)
+    assert window.rate == rate == pytest.approx(125e6, rel=0.1)
+
+
 # ------------------------------------------ a sender whose deliveries are traced sends what any other sends
 
 

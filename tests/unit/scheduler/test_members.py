@@ -262,6 +262,20 @@ def test_a_failed_link_that_others_can_go_around_is_told_with_the_way():
     assert driven.heard(1, m.FailedLinks) == [m.FailedLinks(links=())]
 
 
+def test_policies_that_follow_measurements_are_formed_without_a_failed_link():
+    driven = running(3, measures=True)
+    driven.say(0, m.Suspect(rank=2, reason="no connection for 10 s"))
+    for _ in range(4):
+        driven.now += 1.0
+        for rank in range(3):
+            driven.say(rank, m.Heartbeat())
+        driven.tick()
+    links = driven.machine.job.awareness.collector.estimate(driven.now).network.links
+    pairs = {(link.source, link.target) for link in links}
+    assert (0, 2) not in pairs
+    assert (2, 1) in pairs
+
+
 def test_a_link_that_works_again_before_anything_is_decided_has_not_failed():
     driven = running(3)
     driven.say(0, m.Suspect(rank=2, reason="no connection for 10 s"))

@@ -105,6 +105,14 @@ def test_nodes_have_time_to_find_the_scheduler():
     assert driven.exit_code() == 1
 
 
+def test_a_rank_that_has_not_been_heard_yet_has_not_proved_that_a_link_to_it_is_broken():
+    driven = going_on()
+    driven.say("r0", resume(suspected=(1,)))
+    driven.run(5.0)
+    assert driven.machine.failed_links == ()
+    assert driven.machine.phase is JobPhase.RUNNING
+
+
 def test_barriers_at_which_nodes_wait_are_reached_whether_the_log_knows_of_them_or_not():
     driven = going_on()
     driven.say("r2", resume(barriers=(0,), last_rounds={0: 4}))  # of both the log knows
