@@ -25,6 +25,7 @@ __all__ = [
     "NodeRemoved",
     "NotAuthorised",
     "OtherProtocol",
+    "Overloaded",
     "PeerError",
     "ProtocolViolation",
     "SchedulerLost",
@@ -117,6 +118,10 @@ class NoRoom(PeerError):
         super().__init__(text)
         self.waits_for: Final = waits_for
         """Names what the message waits for (`pslite.waiting_bytes`)."""
+
+
+class Overloaded(PeerError):
+    """A legal message after so many others that this process will keep no more. The session is ended."""
 
 
 class Unavailable(NetStormError, ConnectionError):

@@ -874,7 +874,7 @@ class NodeStatusTracker:
                 self._drop_old_rounds()
 
     def report(self, now: float) -> NodeStatus:
-        """Return the status now."""
+        """Return what the node says of itself with a heartbeat."""
         driver = self.sample_driver(now)
         return NodeStatus(
             rounds=int(self._counters.get("rounds")),

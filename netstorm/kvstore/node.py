@@ -127,7 +127,7 @@ class GeneralNode:
         self.state = NodeState.JOINING
         self.failure: NetStormError | None = None
         self.waiting: Final = WaitingBytes()
-        self._outbox: Final = Outbox()
+        self._outbox: Final = Outbox(options.most_forwarded)
         self.scheduler: Final = SchedulerSession(options, self._outbox, now)
         self.roster = Roster(-1, ())
         self.joined: JoinedNode | None = None
@@ -1075,7 +1075,7 @@ class JoinedNode:
             NoRoom: it would have to wait, and too much waits already.
         """
         check_path(part, peer, self._roster.rank, len(self._roster.members))
-        if not self.aggregation.relay(part, payload, payload_crc):
+        if not self.aggregation.relay(peer, part, payload, payload_crc):
             confirmation = None if part.around else delivery_confirmation(part)
             try:
                 self.aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
@@ -1150,8 +1150,13 @@ class JoinedNode:
             )
 
     def _link_trial(self, peer: Peer, trial: m.LinkTrial) -> None:
-        """Answer a trial of a link; an answer means that the link works again."""
+        """Answer a trial of a link; an answer means that the link works again.
+
+        Raises:
+            Overloaded: it would soon fail again, for want of room.
+        """
         if not trial.answer:
+            self._outbox.forwarded.check(peer)
             self._outbox.add(Send(peer=peer, message=m.LinkTrial(answer=True), back=True))
         elif int(peer) in self._detours.failed:
             _log.warning("the link to %s works again", self._roster.describe(int(peer)))

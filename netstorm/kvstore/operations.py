@@ -19,7 +19,7 @@ from netstorm.kvstore.forms import Array, Form, Key, Values
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER
 from netstorm.protocol.messages import LossTerms
-from netstorm.pslite.machine import Call, Instruction, Send
+from netstorm.pslite.machine import Call, ForwardedBytes, Instruction, Send
 
 __all__ = [
     "ANY_PEER",
@@ -381,7 +381,7 @@ class OperationQueue:
         self.by_key: Final[dict[int, list[Operation]]] = {}
 
     def add(self, operation: Operation) -> None:
-        """Queue an operation."""
+        """Queue an operation, before those of its key with later rounds."""
         waiting = self.by_key.setdefault(operation.key.identity, [])
         bisect.insort(waiting, operation, key=attrgetter("round"))
 
@@ -402,10 +402,13 @@ class Outbox:
 
     Attributes:
         instructions: those that nobody has taken yet.
+        forwarded: what this node keeps to forward it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_forwarded: int = 0) -> None:
+        """`most_forwarded`: see `ForwardedBytes`."""
         self.instructions: list[Instruction] = []
+        self.forwarded: Final = ForwardedBytes(most_forwarded)
 
     def add(self, *instructions: Instruction) -> None:
         """Queue instructions."""

@@ -49,6 +49,8 @@ class NodeOptions:
     wait_timeout_s: float = 3600.0
     link_timeout_s: float = 10.0
     link_retry_s: float = 30.0
+    most_forwarded: int = 0
+    """Bytes that wait to be forwarded for others; 0: `ForwardedBytes` decides."""
     meter: MeterOptions | None = None
     """How links are measured; None: not at all."""
     auxiliary: AuxiliaryOptions = field(default_factory=AuxiliaryOptions)
@@ -64,6 +66,7 @@ class NodeOptions:
         pid: int,
         framework: str = "",
         machine: int = 0,
+        most_forwarded: int = 0,
     ) -> NodeOptions:
         """Return the options that the settings of a process ask for.
 
@@ -74,7 +77,7 @@ class NodeOptions:
             port: where this process listens; the settings may advertise another one.
             pid: of the process.
             framework: whose tensors the program sums.
-            machine: see above.
+            machine, most_forwarded: see above.
         """
         return cls(
             scheduler_host=scheduler,
@@ -90,6 +93,7 @@ class NodeOptions:
             pid=pid,
             framework=framework,
             machine=machine,
+            most_forwarded=most_forwarded,
             must_agree=explicit_job_settings(settings),
             join_timeout_s=settings.join_timeout_s,
             wait_timeout_s=settings.wait_timeout_s,

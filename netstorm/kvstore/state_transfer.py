@@ -287,10 +287,10 @@ class Providing:
             self._counters.add("state_pieces_too_late")
             return
         end = message.first + message.count
-        if not 0 <= message.first < end <= pieces_in(snapshot.nbytes):
+        if not 0 <= message.first < end <= pieces_in(snapshot.nbytes) or message.count > _OUTSTANDING:
             raise ProtocolViolation(
                 f"rank {rank} asks for {message.count} pieces from {message.first} of a state that has "
-                f"{pieces_in(snapshot.nbytes)}"
+                f"{pieces_in(snapshot.nbytes)}: expected at most {_OUTSTANDING} of those"
             )
         for piece in range(message.first, end):
             self._counters.add("state_pieces_sent")

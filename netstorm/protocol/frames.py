@@ -150,7 +150,7 @@ class Checksum:
         self._value: int | None = None
 
     def value(self) -> int:
-        """Return it."""
+        """Return the checksum; the payload is let go."""
         if self._value is None:
             self._value = checksum(self._payload)
             self._payload = None

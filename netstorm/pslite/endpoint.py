@@ -17,7 +17,15 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from netstorm import __version__
 from netstorm.addresses import host_port, is_loopback
-from netstorm.errors import FrameError, NoRoom, NotAuthorised, OtherProtocol, PeerError, ProtocolViolation
+from netstorm.errors import (
+    FrameError,
+    NoRoom,
+    NotAuthorised,
+    OtherProtocol,
+    Overloaded,
+    PeerError,
+    ProtocolViolation,
+)
 from netstorm.observe.log import Counters, Drops
 from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
@@ -81,6 +89,10 @@ _HELLO: Final = m.Hello.__struct_config__.tag
 
 _MOST_CHARACTERS: Final = 2000
 """Of the reason of a refusal, which may quote what the other side has sent."""
+
+
+_PART_OF_SESSIONS: Final = 16
+"""Of all that there may be: ended at once where there is no room, since to look at all takes a few ms."""
 
 
 class Endpoint:
@@ -217,7 +229,12 @@ class Endpoint:
             session.submit_datagram(body)
         else:
             item = SendQueueItem(
-                body, instruction.payload, instruction.order, instruction.payload_crc, instruction.tag
+                body,
+                instruction.payload,
+                instruction.order,
+                instruction.payload_crc,
+                instruction.tag,
+                charge=instruction.charge,
             )
             if self.lanes is None or not self.lanes.take(
                 session, instruction.message, instruction.payload, item, now
@@ -413,13 +430,17 @@ class Endpoint:
         except ProtocolViolation as violation:
             self._end(session, str(violation), now)
         else:
-            self._without_room.add(session, self.process.name_of(session.peer), str(error), now)
+            reason = f"{error}; it is asked for the rest later"
+            self._without_room.add(session, self.process.name_of(session.peer), reason, now)
 
     def _end(self, session: Session, reason: str, now: float) -> None:
         """End the session with a peer that does what no correct process does."""
-        self._note("protocol", session, f"{reason}: the session with it is ended", now)
         if session.connection is not None and session.connection < 0:
             self._sessions.refused.append((session.connection, reason))
+        self._expel(session, reason, now)
+
+    def _expel(self, session: Session, reason: str, now: float) -> None:
+        self._note("protocol", session, f"{reason}: the session with it is ended", now)
         session.expel(f"{self.process.name_of(session.peer)} has sent a {reason}", now)
         self._check_end(session, now)
 
@@ -437,6 +458,14 @@ class Endpoint:
             if not session.receiving.ordered:
                 raise
             self._note("refused", session, str(error), now)
+        except Overloaded as error:
+            # It is no fault: the peer sends elsewhere what is not acknowledged, and has to send no more.
+            connection, reason = session.connection, f"it has sent a {error}"
+            if connection is not None and connection < 0:
+                received, beyond = session.receiving.received_numbers()
+                self._answers.append((connection, m.Ack(received=received, beyond=beyond), PROTOCOL_VERSION))
+                self._answers.append((connection, m.Refused(reason=reason), PROTOCOL_VERSION))
+            self._expel(session, str(error), now)
         except PeerError as error:
             self._note(
                 "authority" if isinstance(error, NotAuthorised) else "refused", session, str(error), now
@@ -523,10 +552,12 @@ class Endpoint:
         if session is None:
             if hello.resuming:
                 return Refuse("that session is not known here (any more)")
-            if len(accepted) >= self._sessions.limits.sessions:
-                return Refuse(f"this process has {len(accepted)} sessions already")
             if not self._new_sessions.take(now):
                 return NotYet()
+            if len(accepted) >= self._sessions.limits.sessions:
+                self._end_idle_sessions(now)
+            if len(accepted) >= self._sessions.limits.sessions:
+                return Refuse(f"this process has {len(accepted)} sessions already")
             counters = self._statistics.counters(peer, opened_here=False)
             session = AcceptedSession(
                 self._sessions, peer, hello, counters=counters, ordered=self._ordered(peer)
@@ -543,6 +574,17 @@ class Endpoint:
         self._sessions.admitted.append(connection)
         self._sessions.dirty[session] = None
         return None
+
+    def _end_idle_sessions(self, now: float) -> None:
+        """Make room for new sessions: end some that have had no connection for so long that correct peers
+        have lost them, first those over which least has come.
+        """
+        limits, sessions = self._sessions.limits, self._sessions.accepted.values()
+        idle = [session for session in sessions if session.away_s(now) > 2 * limits.link_timeout_s]
+        idle.sort(key=lambda session: session.receiving.received)
+        for session in idle[: max(1, limits.sessions // _PART_OF_SESSIONS)]:
+            session.expel("it has had no connection for long, and others want a session", now)
+            self._check_end(session, now)
 
     def _present_session(self, hello: m.Hello, peer: Peer, now: float) -> AcceptedSession | None:
         """Return the peer's session if the Hello goes on with it; otherwise end that session."""
@@ -759,6 +801,7 @@ def as_sends(peer: Peer, messages: Iterable[SendQueueItem]) -> list[Send]:
             payload=message.payload,
             order=message.order,
             tag=message.tag,
+            charge=message.charge,
         )
         for message in messages
     ]

@@ -33,8 +33,8 @@ from netstorm.pslite.van import Broken, Connection, VanEvent
 __all__ = [
     "LETTER",
     "MESSAGE_OVERHEAD",
+    "AcceptedConnections",
     "Guard",
-    "WaitingConnections",
     "connection_of",
     "descriptor_share",
     "identity_of",
@@ -51,7 +51,7 @@ class Guard:
         authenticator: encrypts and answers; None: connections are plain.
         senders: whose connections were accepted; None: connections are plain, and nobody knows.
         users: those of them that can be expelled; None: nobody can.
-        waiting: connections that have no session.
+        accepted: connections that others have opened.
         mismatches: why handshakes with other processes have failed, by host and port. The side that notices
             first closes the connection, and the other one may see no more than that.
     """
@@ -71,7 +71,7 @@ class Guard:
         self._counters: Final = counters
         self._refusals: Final = Drops(counters, counted_as="refused", what="refused a connection")
         self._refused: RefusedConnections | None = None
-        self.waiting: Final = WaitingConnections(
+        self.accepted: Final = AcceptedConnections(
             self._refusals, limit_s=link_timeout_s, max_message_bytes=max_message_bytes
         )
         self.mismatches: Final[dict[tuple[str, int], Mismatch]] = {}
@@ -102,30 +102,22 @@ class Guard:
             router,
             self._refusals,
             self._counters,
-            self.waiting,
+            self.accepted,
             has_key=self.authenticator is not None,
         )
-
-    def is_open(self, descriptor: int) -> bool:
-        """Return whether a connection that ZeroMQ has accepted is open now."""
-        if self._refused is None:
-            return False
-        self._refused.read()
-        return self._refused.is_open(descriptor)
 
     def listening(
         self,
         port: int,
         watch: Callable[[zmq.Socket[bytes], Callable[[], None]], None],
-        on_end: Callable[[int], None],
+        on_end: Callable[[Connection], None],
     ) -> None:
-        """Record that the socket listens; `watch` watches a socket, `on_end` is told of the descriptors of
-        connections that have ended.
+        """Record that the socket listens; `watch` watches a socket, `on_end` is told of connections that have
+        ended, if messages have come over them.
         """
         if self._refused is not None:
-            self._refused.on_end = on_end
             watch(self._refused.socket, self._refused.read)
-        self.waiting.port = port
+        self.accepted.port, self.accepted.on_end = port, on_end
         if self.senders is not None:
             self.senders.port = port
         if self.users is not None:
@@ -135,7 +127,7 @@ class Guard:
         """Record the first message over a connection that another process has opened."""
         if self._refused is not None:
             self._refused.read()  # its descriptor may be that of one whose end is not known here yet
-        self.waiting.heard(connection, descriptor_of(frame), user)
+        self.accepted.heard(connection, descriptor_of(frame), user)
 
     def expelled(self) -> list[VanEvent]:
         """Return the connections of users that were removed since the last call; they are cut."""
@@ -257,7 +249,8 @@ class Authenticator:
         return answer.user
 
 
-# Connections that were accepted and have no session: few, few from one address, and of few bytes.
+# Connections that others have opened. Of those that have no session there are few, few from one address, and
+# of few bytes; of those that have one, not all are from one address.
 #
 # ZeroMQ has bounds of its own: a time for the handshake (HANDSHAKE_IVL), and a size of messages (MAXMSGSIZE),
 # which has to be that of chunks. It knows no bound on the number of connections, and takes as much in a
@@ -309,9 +302,13 @@ class _Stage(enum.IntEnum):
     """Its handshake is under way, or its first message."""
     HEARD = 3
     """A message has come over it, and nothing was decided yet."""
+    IN_USE = 4
+    """It has a session."""
+    SHUT = 5
+    """It was shut down, and ZeroMQ has not noticed yet."""
 
 
-class _GuardedConnection:
+class _AcceptedConnection:
     """One connection."""
 
     __slots__ = ("address", "connection", "descriptor", "group", "since", "stage", "user")
@@ -332,12 +329,15 @@ class _GuardedConnection:
         return f"{self.address} (key {self.user})" if self.user else self.address
 
 
-class WaitingConnections:
-    """Connections to one port that have no session. All methods belong to the van's thread.
+class AcceptedConnections:
+    """Connections to one port, and what becomes of those that have no session. All methods belong to the
+    van's thread.
 
     Attributes:
         port: on which they were accepted.
-        most: that may be kept.
+        most: without a session that may be kept.
+        most_in_use: with sessions, from one address, beside which no other one from there is kept.
+        on_end: called with each connection that has ended, if messages have come over it.
     """
 
     def __init__(
@@ -357,19 +357,23 @@ class WaitingConnections:
             rng: decides whom to shut down.
         """
         self.port = 0
+        self.on_end: Callable[[Connection], None] = lambda _: None
         self._refusals: Final = refusals
         self._limit_s: Final = limit_s
         self.most = descriptor_share()
+        self.most_in_use = max(1, most_sessions() // 2)
         self._most_announcing: Final = max(16, _ANNOUNCED_BYTES // max_message_bytes)
         self._random: Final = rng or random.Random()
-        self._entries: Final[dict[int, _GuardedConnection]] = {}
+        self._open: Final[dict[int, _AcceptedConnection]] = {}
+        """By descriptor: all that ZeroMQ has not closed."""
+        self._heard: Final[dict[Connection, _AcceptedConnection]] = {}
+        """Those of them over which a message has come."""
+        self._entries: Final[dict[int, _AcceptedConnection]] = {}
         """By descriptor: those that wait, the oldest first."""
-        self._groups: Final[dict[str, dict[_Stage, dict[int, _GuardedConnection]]]] = {}
+        self._groups: Final[dict[str, dict[_Stage, dict[int, _AcceptedConnection]]]] = {}
         """The same by address and stage."""
-        self._heard: Final[dict[Connection, _GuardedConnection]] = {}
-        """All over which a message has come, those with a session, too."""
-        self._descriptors: Final[dict[int, Connection]] = {}
-        """The same by descriptor."""
+        self._in_use: Final[dict[str, int]] = {}
+        """By address: how many have sessions."""
         self._checked_at = 0.0
 
     def __bool__(self) -> bool:
@@ -383,7 +387,11 @@ class WaitingConnections:
     def accepted(self, descriptor: int, sender: str, now: float) -> None:
         """Record a connection that ZeroMQ has accepted. If there are too many, one is shut down."""
         self.ended(descriptor)
-        entry = _GuardedConnection(descriptor, sender, now)
+        entry = self._open[descriptor] = _AcceptedConnection(descriptor, sender, now)
+        in_use = self._in_use.get(entry.group, 0)
+        if in_use >= self.most_in_use:
+            self._refuse(entry, "sessions", f"{in_use} others from its address have sessions", now)
+            return
         self._put(entry, _Stage.SILENT)
         ours = self._groups[entry.group]
         if _size(ours) > max(1, self.most // 2):
@@ -395,27 +403,38 @@ class WaitingConnections:
         """Return whether a message has come over a connection before."""
         return connection in self._heard
 
+    def descriptor(self, connection: Connection) -> int:
+        """Return the descriptor of a connection over which a message has come; -1: it has ended."""
+        entry = self._heard.get(connection)
+        return -1 if entry is None else entry.descriptor
+
     def heard(self, connection: Connection, descriptor: int, user: str) -> None:
         """Record the first message over a connection, and the text of the key of its sender."""
-        entry = self._entries.get(descriptor)
+        entry = self._open.get(descriptor)
         if entry is None:
-            return  # it has been shut down, or nobody knows its descriptor
-        self._take(entry)
+            self.on_end(connection)
+            return
+        if entry.connection is not None:  # a late message of an earlier one that had this descriptor
+            del self._heard[entry.connection]
+            self.on_end(entry.connection)
         entry.connection, entry.user = connection, user
         self._heard[connection] = entry
-        self._descriptors[descriptor] = connection
-        self._put(entry, _Stage.HEARD)
+        if entry.stage is not _Stage.SHUT:
+            self._take(entry)
+            self._put(entry, _Stage.HEARD)
 
     def admitted(self, connection: Connection) -> None:
         """Record that a session uses a connection: it does not wait any more."""
         entry = self._heard.get(connection)
-        if entry is not None:
+        if entry is not None and entry.stage not in (_Stage.IN_USE, _Stage.SHUT):
             self._take(entry)
+            entry.stage = _Stage.IN_USE
+            self._in_use[entry.group] = self._in_use.get(entry.group, 0) + 1
 
     def left(self, connection: Connection, now: float) -> None:
         """Record that no session uses a connection, or will: its opener closes it, or it is shut down."""
         entry = self._heard.get(connection)
-        if entry is not None:
+        if entry is not None and entry.stage is not _Stage.SHUT:
             self._take(entry)
             entry.since = now
             self._put(entry, _Stage.LEFT)
@@ -423,17 +442,19 @@ class WaitingConnections:
     def refuse(self, connection: Connection, reason: str, detail: str, now: float) -> None:
         """Shut a connection down whose sender does what no process of a job does."""
         entry = self._heard.get(connection)
-        if entry is not None:
+        if entry is not None and entry.stage is not _Stage.SHUT:
             self._refuse(entry, reason, detail, now)
 
-    def ended(self, descriptor: int) -> None:
-        """Record that ZeroMQ has closed a connection."""
-        entry = self._entries.get(descriptor)
-        if entry is not None:
-            self._take(entry)
-        connection = self._descriptors.pop(descriptor, None)
-        if connection is not None:
-            self._heard.pop(connection, None)
+    def ended(self, descriptor: int) -> str:
+        """Record that ZeroMQ has closed a connection; return the address that it was from."""
+        entry = self._open.pop(descriptor, None)
+        if entry is None:
+            return "an unknown address"
+        self._take(entry)
+        if entry.connection is not None:
+            del self._heard[entry.connection]
+            self.on_end(entry.connection)
+        return entry.address
 
     # ------------------------------------------------------------------------------------------ time passes
 
@@ -471,7 +492,7 @@ class WaitingConnections:
 
     # ----------------------------------------------------------------------------------------------- inside
 
-    def _bound_announced(self, greeted: list[_GuardedConnection], most: int, now: float) -> None:
+    def _bound_announced(self, greeted: list[_AcceptedConnection], most: int, now: float) -> None:
         """Bound the memory of frames that connections have announced: first of those whose handshake takes
         long.
         """
@@ -484,14 +505,14 @@ class WaitingConnections:
         for entry in excess:
             self._refuse(entry, "waiting", f"{len(greeted)} others have sent no whole message, either", now)
 
-    def _evict(self, group: dict[_Stage, dict[int, _GuardedConnection]], where: str, now: float) -> None:
+    def _evict(self, group: dict[_Stage, dict[int, _AcceptedConnection]], where: str, now: float) -> None:
         """Shut down one connection of an address."""
         detail = f"{_size(group) - 1} others wait {where}, too"
         self._refuse(self._whom_to_evict(group, now), "waiting", detail, now)
 
     def _whom_to_evict(
-        self, group: dict[_Stage, dict[int, _GuardedConnection]], now: float
-    ) -> _GuardedConnection:
+        self, group: dict[_Stage, dict[int, _AcceptedConnection]], now: float
+    ) -> _AcceptedConnection:
         for entry in group.get(_Stage.LEFT, {}).values():
             return entry
         heard = group.get(_Stage.HEARD, {})
@@ -514,25 +535,30 @@ class WaitingConnections:
         others = [*group.get(_Stage.GREETED, {}).values(), *heard.values()]
         return self._random.choice(others or list(group[_Stage.SILENT].values()))
 
-    def _refuse(self, entry: _GuardedConnection, reason: str, detail: str, now: float) -> None:
+    def _refuse(self, entry: _AcceptedConnection, reason: str, detail: str, now: float) -> None:
         self._take(entry)
+        entry.stage = _Stage.SHUT
         self._refusals.note(reason, entry.name, detail, now)
         shut_down(entry.descriptor, self.port)
 
-    def _put(self, entry: _GuardedConnection, stage: _Stage) -> None:
+    def _put(self, entry: _AcceptedConnection, stage: _Stage) -> None:
         entry.stage = stage
         self._entries[entry.descriptor] = entry
         self._groups.setdefault(entry.group, {}).setdefault(stage, {})[entry.descriptor] = entry
 
-    def _take(self, entry: _GuardedConnection) -> None:
+    def _take(self, entry: _AcceptedConnection) -> None:
+        if entry.stage is _Stage.IN_USE:
+            self._in_use[entry.group] -= 1
+            if not self._in_use[entry.group]:
+                del self._in_use[entry.group]
         if self._entries.pop(entry.descriptor, None) is None:
-            return  # it has a session
+            return
         group = self._groups[entry.group]
         del group[entry.stage][entry.descriptor]
         if not _size(group):
             del self._groups[entry.group]
 
-    def _move(self, entry: _GuardedConnection, stage: _Stage) -> None:
+    def _move(self, entry: _AcceptedConnection, stage: _Stage) -> None:
         del self._groups[entry.group][entry.stage][entry.descriptor]
         entry.stage = stage
         self._groups[entry.group].setdefault(stage, {})[entry.descriptor] = entry
@@ -557,10 +583,11 @@ def descriptor_share() -> int:
 def most_sessions() -> int:
     """Return how many sessions others may open: half of the descriptors are for them."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_DESCRIPTORS // 2 if soft == resource.RLIM_INFINITY else soft // 2
+    most = _MOST_DESCRIPTORS // 4
+    return most if soft == resource.RLIM_INFINITY else min(most, soft // 2)
 
 
-def _size(group: dict[_Stage, dict[int, _GuardedConnection]]) -> int:
+def _size(group: dict[_Stage, dict[int, _AcceptedConnection]]) -> int:
     return sum(map(len, group.values()))
 
 
@@ -605,7 +632,6 @@ class RefusedConnections:
 
     Attributes:
         socket: to be watched; call `read` when it is readable.
-        on_end: called with the descriptor of each connection that has ended.
     """
 
     def __init__(
@@ -614,20 +640,17 @@ class RefusedConnections:
         router: zmq.Socket[bytes],
         refusals: Drops,
         counters: Counters,
-        waiting: WaitingConnections,
+        accepted: AcceptedConnections,
         *,
         has_key: bool,
     ) -> None:
         """Begin before the ROUTER listens. `has_key`: whether it requires the job's key."""
-        self._waiting: Final = waiting
+        self._accepted: Final = accepted
         self._router: Final = router
         self._refusals: Final = refusals
         self._counters: Final = counters
         self._has_key: Final = has_key
-        self._senders: Final[dict[int, str]] = {}
-        """Addresses of the connections that are open, by descriptor."""
         self._failure: tuple[int, int] | None = None
-        self.on_end: Callable[[int], None] = lambda _: None
         endpoint = f"inproc://netstorm-refused-{os.getpid()}-{next(_numbers)}"
         router.monitor(endpoint, int(_MONITORED))
         self.socket: Final = context.socket(zmq.PAIR)
@@ -645,23 +668,16 @@ class RefusedConnections:
                 return
             if event == zmq.EVENT_ACCEPTED:
                 self._counters.add("accepted_connections")
-                self._senders[value] = _peer_of(value)
-                self._waiting.accepted(value, self._senders[value], clock.monotonic())
+                self._accepted.accepted(value, _peer_of(value), clock.monotonic())
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._counters.add("established_connections")
             elif event != zmq.EVENT_DISCONNECTED:
                 self._failure = (event, value)
             else:
-                self._waiting.ended(value)
-                self.on_end(value)
-                sender = self._senders.pop(value, "an unknown address")
+                sender = self._accepted.ended(value)
                 failure, self._failure = self._failure, None
                 if failure is not None:
                     self._note(*failure, sender)
-
-    def is_open(self, descriptor: int) -> bool:
-        """Return whether a connection is open, as far as `read` has heard."""
-        return descriptor in self._senders
 
     def close(self) -> None:
         """Close the monitor; before the ROUTER."""

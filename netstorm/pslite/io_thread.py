@@ -432,7 +432,7 @@ def start_driver(
                 busy_timeout_s=settings.wait_timeout_s,
                 window_bytes=settings.window_bytes,
                 shallow_windows=bool(settings.loss_bound or settings.dgt),
-                sessions=min(Limits().sessions, most_sessions()),
+                sessions=most_sessions(),
             ),
             rng=random.Random(incarnation),
             tokens=random.SystemRandom(),

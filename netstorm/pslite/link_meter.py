@@ -367,7 +367,7 @@ class LinkDirection:
         self.independent = False
 
     def link(self, peer: Peer) -> MeasuredLink:
-        """Return the link of a peer."""
+        """Return what is measured of the link with a peer; it is made if there is none."""
         link = self.links.get(peer)
         if link is None:
             link = self.links[peer] = MeasuredLink()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
-from netstorm.errors import NoRoom
+from netstorm.errors import NoRoom, Overloaded
 from netstorm.protocol.frames import Buffer, Checksum, Peer
 from netstorm.protocol.messages import Hello, Member, Message
 
@@ -30,6 +30,7 @@ __all__ = [
     "ConnectionWatcher",
     "Disconnect",
     "Dispatcher",
+    "ForwardedBytes",
     "Inquire",
     "Instruction",
     "LinkState",
@@ -81,6 +82,8 @@ class Send:
     may be no other."""
     tag: Hashable | None = None
     """Identifies the message for `TakeBack`; None: it is never taken back."""
+    charge: Charge | None = None
+    """What it counts until it is acknowledged or dropped; see `ForwardedBytes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +230,7 @@ class Bounded(Protocol):
 
     @property
     def waiting(self) -> WaitingBytes:
-        """What waits."""
+        """Counts the bytes of those that wait."""
 
 
 @runtime_checkable
@@ -261,13 +264,17 @@ OF_MESSAGE: Final = 1024
 
 
 class Charge:
-    """What one message counts, until it is given back."""
+    """What one message counts, until it is given back, or nothing refers to it any more."""
 
-    __slots__ = ("nbytes", "peer")
+    __slots__ = ("_bytes", "nbytes", "peer")
 
-    def __init__(self, peer: Peer | None, nbytes: int) -> None:
+    def __init__(self, waiting: WaitingBytes, peer: Peer | None, nbytes: int) -> None:
         self.peer: Final = peer
         self.nbytes = nbytes
+        self._bytes: Final = waiting
+
+    def __del__(self) -> None:
+        self._bytes.give_back(self)
 
 
 class WaitingBytes:
@@ -312,12 +319,12 @@ class WaitingBytes:
             self._refused.add(waits_for)
             raise NoRoom(
                 f"{self._of[self._sender]} bytes from it wait here for {what}, and {self._total} in all: at "
-                f"most {self._of_one} and {self._of_all} may; it is asked for the rest later",
+                f"most {self._of_one} and {self._of_all} may",
                 waits_for,
             )
         self._of[self._sender] = self._of.get(self._sender, 0) + nbytes
         self._total += nbytes
-        return Charge(self._sender, nbytes)
+        return Charge(self, self._sender, nbytes)
 
     def give_back(self, charge: Charge) -> None:
         """Count a message no more: it is handled now, or dropped.
@@ -355,6 +362,49 @@ class WaitingBytes:
         taken = set(self._again)
         self._again.clear()
         return taken
+
+
+# What a node forwards for others is bounded in another way: a message for which there is no room ends the
+# session, as if its link had failed, and goes another way.
+#
+# If it waited at its sender, honest nodes could wait for ever. Relays that are full of each other's messages
+# would wait for each other. And a relay's room may be full of messages for which their receiver has no room
+# until another one has come, which then had to pass the same relay.
+
+_FORWARDED: Final = 8 * 2**30
+"""Bytes; a process is told how much memory its machine has."""
+
+
+class ForwardedBytes:
+    """What one node keeps to forward it: of all peers, and half as much of each."""
+
+    def __init__(self, most: int = 0) -> None:
+        """`most`: bytes of all peers; 0: the default. A single message of each may always be kept."""
+        most = most or _FORWARDED
+        self.bytes: Final = WaitingBytes(of_one=most // 2, of_all=most)
+        self._enough: Final = most // 4
+
+    def take(self, peer: Peer, nbytes: int) -> Charge:
+        """Count a message of a peer, as long as its `Send` has the charge: wherever that ends.
+
+        Raises:
+            Overloaded: the bound is reached.
+        """
+        self.bytes.begin(peer)
+        try:
+            return self.bytes.take(nbytes, None, "links to others")
+        except NoRoom as error:
+            raise Overloaded(f"message to forward, and {error}") from None
+
+    def check(self, peer: Peer) -> None:
+        """Check that a peer whose session was ended may come back: half of its room is free.
+
+        Raises:
+            Overloaded: it is not.
+        """
+        room = self.bytes.room(peer)
+        if room < self._enough:
+            raise Overloaded(f"trial of its link, and there is room to forward {room} bytes of it again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

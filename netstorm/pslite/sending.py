@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from netstorm.errors import ProtocolViolation
 from netstorm.observe.trace import Delivery, Trace
 from netstorm.protocol.frames import Buffer, Checksum, Peer, checksum
-from netstorm.pslite.machine import URGENT, LinkState, Order
+from netstorm.pslite.machine import URGENT, Charge, LinkState, Order
 
 __all__ = [
     "HostTraffic",
@@ -36,6 +36,7 @@ class SendQueueItem:
     __slots__ = (
         "_crc",
         "body",
+        "charge",
         "delivered_at",
         "delivered_by",
         "flight_began_at",
@@ -57,8 +58,12 @@ class SendQueueItem:
         order: Order = URGENT,
         payload_crc: int | Checksum | None = None,
         tag: Hashable | None = None,
+        *,
+        charge: Charge | None = None,
     ) -> None:
         self.body = body
+        self.charge: Final = charge
+        """See `Send`."""
         self.tag = tag
         """Identifies the message to the machine that sent it; see `TakeBack`."""
         self.payload = payload

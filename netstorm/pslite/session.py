@@ -336,6 +336,10 @@ class Session(ABC):
         elif self.state is SessionState.DISCONNECTED:
             self._lose(Event.TIMED_OUT, reason, now)
 
+    def away_s(self, now: float) -> float:
+        """Return since when there is no connection, or one was needed, in s; 0: there is one."""
+        return now - self._since if self.state is SessionState.DISCONNECTED else 0.0
+
     # -------------------------------------------------------------------------------------------------- time
 
     def tick(self, now: float) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "active_calls",
     "close_inherited",
     "keep_freed_memory",
+    "memory_bytes",
     "switch_intervals",
     "yield_to_call",
 ]
@@ -242,6 +243,18 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+_CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
+
+
+def memory_bytes() -> int:
+    """Return how much memory the processes of this machine, or of this container, may have."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(machine, int(_CGROUP.read_text()))
+    except (OSError, ValueError):  # no container's own (cgroup v2), or "max"
+        return machine
 
 
 # A timer that is a file descriptor (timerfd_create(2)), for event loops that only watch descriptors.

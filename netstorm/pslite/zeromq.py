@@ -66,7 +66,7 @@ class ZmqVan:
     """Moves frames over TCP. Implements `Van`; all methods but `wake` belong to one thread.
 
     Attributes:
-        waiting: connections of others that have no session.
+        accepted: connections that others have opened.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ZmqVan:
             link_timeout_s=link_timeout_s,
             max_message_bytes=largest,
         )
-        self.waiting: Final = self._guard.waiting
+        self.accepted: Final = self._guard.accepted
         self.memory: Final = SharedPayloads(counters, most_bytes=max_message_bytes)
         """Of payloads between processes of this machine."""
         self._reader: Final = ZmqReader(Drops(counters), self._guard, self.memory)
@@ -256,18 +256,18 @@ class ZmqVan:
         """
         self.memory.closed(connection)
         if connection < 0:
-            self.waiting.left(connection, clock.monotonic())
+            self.accepted.left(connection, clock.monotonic())
         link = self._links.pop(connection, None)
         if link is not None:
             self._close_link(link, 0)
 
     def admit(self, connection: Connection) -> None:
         """See `Transmitter`."""
-        self.waiting.admitted(connection)
+        self.accepted.admitted(connection)
 
     def refuse(self, connection: Connection, reason: str) -> None:
         """See `Transmitter`."""
-        self.waiting.refuse(connection, "message", reason, clock.monotonic())
+        self.accepted.refuse(connection, "message", reason, clock.monotonic())
 
     def poll(self, timeout_s: float) -> list[VanEvent]:
         """Wait for events, at most `timeout_s`; return a bounded number of those that have happened."""
@@ -277,14 +277,14 @@ class ZmqVan:
             timeout_s = min(timeout_s, soonest - clock.monotonic())
         if self._reader or self._events:
             timeout_s = 0.0
-        self._descriptors.poll(self.waiting.until_check(timeout_s))
+        self._descriptors.poll(self.accepted.until_check(timeout_s))
         if self._not_up:
             self._break_overdue()
         self._events += self._guard.expelled()
         self._reader.read(self._events, _MESSAGES_AT_ONCE)
         self._events += self._reader.take_ended()
-        if self.waiting and not self._reader:
-            self.waiting.check(clock.monotonic())
+        if self.accepted and not self._reader:
+            self.accepted.check(clock.monotonic())
         events, self._events = self._events, []
         return events
 
@@ -298,7 +298,7 @@ class ZmqVan:
     def acknowledges(self, connection: Connection) -> bool:
         """Return whether the kernel at the other end of a connection acknowledges."""
         if connection < 0:
-            descriptor = self._reader.descriptor(connection)
+            descriptor = self.accepted.descriptor(connection)
         else:
             link = self._links.get(connection)
             descriptor = -1 if link is None else link.descriptor
@@ -418,8 +418,9 @@ class ZmqVan:
         self.watch(int(watched.getsockopt(zmq.FD)), callback)
         callback()  # events before this are not reported again
 
-    def _accepted_ended(self, descriptor: int) -> None:
-        if self._reader.ended(descriptor) and self._router is not None:
+    def _accepted_ended(self, connection: Connection) -> None:
+        self._reader.ended[connection] = None
+        if self._router is not None:
             self._reader.mark(self._router, None)  # what has arrived before the end comes first
 
     def _check_written(self) -> None:
@@ -588,7 +589,12 @@ class ZmqLink:
 
 
 class ZmqReader:
-    """Reads messages from ZeroMQ sockets, from each in turn, and drops those that no van sends."""
+    """Reads messages from ZeroMQ sockets, from each in turn, and drops those that no van sends.
+
+    Attributes:
+        ended: connections that others have opened, and whose end is to be told, in order. The ROUTER may hold
+            messages that came before, and is to be read first.
+    """
 
     def __init__(self, drops: Drops, guard: Guard, memory: SharedPayloads) -> None:
         """Begin without sockets.
@@ -602,17 +608,12 @@ class ZmqReader:
         self._drops: Final = drops
         self._memory: Final = memory
         self._guard: Final = guard
-        self._waiting: Final = guard.waiting
+        self._accepted: Final = guard.accepted
         self._senders: Final = guard.senders
         self._users: Final = guard.users
         self._readable: dict[zmq.Socket[bytes], Connection | None] = {}
         """In the order of their turns; None stands for the ROUTER."""
-        self._descriptors: Final[dict[Connection, int]] = {}
-        """Of the connections that others have opened, and over which messages came. As many as are open."""
-        self._accepted: Final[dict[int, Connection]] = {}
-        """The same by descriptor."""
-        self._ended: dict[Connection, None] = {}
-        """Those whose end is to be told, in order."""
+        self.ended: dict[Connection, None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._readable)
@@ -628,26 +629,11 @@ class ZmqReader:
         """Never read a socket again."""
         self._readable.pop(socket, None)
 
-    def descriptor(self, connection: Connection) -> int:
-        """Return the descriptor of a connection that another process has opened; -1: it has ended."""
-        return self._descriptors.get(connection, -1)
-
-    def ended(self, descriptor: int) -> bool:
-        """Record that ZeroMQ has closed a connection. Return whether messages have come over it: the ROUTER
-        may hold more of them, and is to be read before the end is told.
-        """
-        connection = self._accepted.pop(descriptor, None)
-        if connection is None:
-            return False
-        del self._descriptors[connection]
-        self._ended[connection] = None
-        return True
-
     def take_ended(self) -> list[VanEvent]:
         """Return the ends of connections that others have opened. All their messages were read."""
-        if not self._ended or None in self._readable.values():
+        if not self.ended or None in self._readable.values():
             return []
-        ended, self._ended = self._ended, {}
+        ended, self.ended = self.ended, {}
         return [Broken(connection, "the other side has ended the connection") for connection in ended]
 
     def read(self, events: list[VanEvent], room: int) -> None:
@@ -709,27 +695,15 @@ class ZmqReader:
                 return None
         if not is_identity(identity):
             self._drop("identity", header, "its identity is not one of a NetStorm process")
-            shut_down(descriptor_of(header), self._waiting.port)
+            shut_down(descriptor_of(header), self._accepted.port)
             return None
         connection = connection_of(identity)
-        if not self._waiting.knows(connection):
+        if not self._accepted.knows(connection):
             self._guard.heard(connection, header, user)
-        if connection not in self._descriptors:
-            self._first_message(connection, descriptor_of(header))
         if self._users is not None and not self._users.admits(user, connection, header):
             self._drop("expelled", header, "the key of its sender is not admitted any more")
             return None
         return connection, user
-
-    def _first_message(self, connection: Connection, descriptor: int) -> None:
-        # First: it may report the end of another one of this number.
-        open_now = self._guard.is_open(descriptor)
-        if descriptor in self._accepted:
-            self.ended(descriptor)
-        if not open_now:
-            self._ended[connection] = None
-            return
-        self._descriptors[connection], self._accepted[descriptor] = descriptor, connection
 
     def _shared_payload(
         self,

@@ -243,7 +243,7 @@ class Collector:
         return _in_steps(rate, before[0]), _in_steps(latency, before[1])
 
     def _planned_link(self, pair: tuple[int, int], now: float) -> LinkUpdate:
-        """Return what a link is planned with."""
+        """Return a link's rate and latency for planning: measured, else assumed, else as the job began."""
         prior = self._prior.link(Rank(pair[0]), Rank(pair[1]))
         measured, latency = self._links.rates.get(pair), self._links.latency(pair)
         assumed_rate, assumed_latency = (None, None) if self._known else self._assumed or (None, None)

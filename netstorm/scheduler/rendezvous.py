@@ -53,7 +53,7 @@ class Applicant:
         return format_address(self.join.host, self.join.port, self.join.site)
 
     def member(self, rank: int) -> Member:
-        """Return the member that it is with a rank."""
+        """Return what others are told of it once it has a rank."""
         return Member(rank, self.join.host, self.join.port, self.join.site, self.incarnation, self.user)
 
 

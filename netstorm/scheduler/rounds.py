@@ -591,7 +591,6 @@ class KeyRegistry:
         return slot_of(offset, self._sizes.smallest)
 
     def _chunk_size(self, rank: int, spec: KeySpec, elements: int) -> int:
-        """Return the elements of a chunk."""
         if encoded_fraction(spec.form) < 1:
             return self._sizes.of_encoded(elements, spec.form)
         if spec.form == FACTORS:

@@ -128,7 +128,6 @@ class _Links:
     def detour(
         self, path: Path, rates: Floats, *, explore: bool = False, again: bool = False, load: float = 0.0
     ) -> Detour:
-        """Return a path as a `Detour`."""
         return Detour(
             path=tuple(map(int, path)),
             links=tuple(

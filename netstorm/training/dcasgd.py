@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.errors import ProtocolViolation, UsageError
-from netstorm.kvstore.asynchronous.blocks import Gradient
+from netstorm.kvstore.asynchronous.blocks import Gradient, block_extent
 from netstorm.kvstore.forms import Array, Key
 from netstorm.protocol.frames import Buffer
-from netstorm.training.owned_blocks import block_extent
 from netstorm.training.rule_states import (
     ArrayForm,
     ArrayState,

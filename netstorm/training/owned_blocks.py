@@ -11,12 +11,12 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from netstorm.kvstore.asynchronous.blocks import Gradient, Owners, chunks_of, extent
+from netstorm.kvstore.asynchronous.blocks import Gradient, Owners, block_extent
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.node import GeneralNode
 from netstorm.protocol.frames import Buffer
 
-__all__ = ["BlockRule", "OwnedBlocks", "UpdateThread", "block_extent", "initial_blocks", "serving"]
+__all__ = ["BlockRule", "OwnedBlocks", "UpdateThread", "initial_blocks", "serving"]
 
 Values = TypeVar("Values")
 """What a rule keeps a block's values in."""
@@ -222,12 +222,6 @@ class OwnedBlocks(Generic[Values]):
     def _forget_pulled(self, block: int) -> None:
         for place in [place for place in self._pulled if place[0] == block]:
             del self._pulled[place]
-
-
-def block_extent(key: Key, block: int, *, whole: bool) -> slice:
-    """Return where a block's values are in its key's."""
-    chunks = chunks_of(key, block, whole=whole)
-    return slice(extent(key, chunks[0])[0], extent(key, chunks[-1])[1])
 
 
 def initial_blocks(

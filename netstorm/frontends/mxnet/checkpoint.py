@@ -542,11 +542,11 @@ class MXNetArrays(NumpyTensors):
     """Arrays on any device, and NumPy's. They are restored as NumPy's."""
 
     def is_tensor(self, value: object) -> bool:
-        """Return whether a value is an array."""
+        """Return whether a value is MXNet's array, or NumPy's."""
         return isinstance(value, mx.nd.NDArray) or super().is_tensor(value)
 
     def describe(self, tensor: object, name: str) -> Description:
-        """Describe an array."""
+        """See the base class; MXNet's arrays have to be dense."""
         if not isinstance(tensor, mx.nd.NDArray):
             return super().describe(tensor, name)
         if tensor.stype != "default":

@@ -20,6 +20,7 @@ from netstorm.frontends.torch.elastic import group_of_all_ranks
 from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.parameters import FlatParameters, by_kind
 from netstorm.frontends.torch.ranks import SiteAverages
+from netstorm.kvstore.asynchronous.blocks import block_extent
 from netstorm.kvstore.calls import Sites
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.operations import UNBOUNDED, Operation, PullOperation, Pushes, PushOperation
@@ -32,7 +33,7 @@ from netstorm.kvstore.process.elastic import (
 )
 from netstorm.kvstore.process.runtime import Runtime, future_end, runtime_of_this_process
 from netstorm.training.dcasgd import DCASGD, Floats, OwnedDCASGD, VectorState, decoded_momentum
-from netstorm.training.owned_blocks import block_extent, serving
+from netstorm.training.owned_blocks import serving
 
 __all__ = ["AsynchronousSGD", "MixedSync"]
 

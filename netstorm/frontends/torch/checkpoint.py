@@ -211,7 +211,7 @@ class TorchTensors(NumpyTensors):
         return isinstance(value, torch.Tensor) or super().is_tensor(value)
 
     def describe(self, tensor: object, name: str) -> Description:
-        """Describe a tensor."""
+        """See the base class; a tensor has to be whole at this rank."""
         if not isinstance(tensor, torch.Tensor):
             return super().describe(tensor, name)
         if type(tensor) not in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}:

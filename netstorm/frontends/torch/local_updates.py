@@ -146,7 +146,7 @@ class ElasticPeriods:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there has been a period."""
+        """Whether a first period of local steps has ended in an average."""
         return self.state.number > 0
 
     @property

@@ -57,6 +57,7 @@ __all__ = [
     "WaitingPull",
     "about",
     "as_dense",
+    "block_extent",
     "check_counts",
     "check_push",
     "chunks_of",
@@ -85,6 +86,8 @@ class WaitingPull:
     rows: Numbers | None = None
     """The rows of `chunk` to send; None: all of the block."""
     chunk: int = 0
+    charge: Charge | None = None
+    """What it counts, if it has to wait for updates."""
 
 
 class Block:
@@ -364,6 +367,12 @@ def extent(key: Key, chunk: int) -> tuple[int, int]:
         return start, end
     length = row_length(key.spec.shape)
     return -(-start // length) * length, -(-end // length) * length
+
+
+def block_extent(key: Key, block: int, *, whole: bool) -> slice:
+    """Return where a block's values are in its key's."""
+    chunks = chunks_of(key, block, whole=whole)
+    return slice(extent(key, chunks[0])[0], extent(key, chunks[-1])[1])
 
 
 def has_whole_rows(key: Key) -> bool:

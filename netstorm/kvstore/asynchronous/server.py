@@ -70,6 +70,9 @@ _log = logging.getLogger(__name__)
 _MOST_AHEAD: Final = 65_536
 """Pushes of one rank that may be under way to an owner: more wait in queues and fill them."""
 
+_UPDATES: Final = "updates"
+"""What pulls wait for."""
+
 _Pull: TypeAlias = Pull | PullRows | PullStates
 
 
@@ -294,20 +297,26 @@ class Serving:
 
         Raises:
             ProtocolViolation: it asks for what is not owned here.
+            NoRoom: it would have to wait, and too much waits already.
         """
         served = self._served.get(pull.key)
         if served is None:
             self._keep_early(rank, pull, payload)
             return
+        rows, chunk, blocks = None, 0, served.owned
         if isinstance(pull, PullRows):
             rows, chunk = requested_rows(pull, payload, served.key), pull.chunk
             if chunk not in served.by_chunk:
                 raise ProtocolViolation(
                     f"pull of chunk {chunk} of key {served.key.name!r}, which is not rank {self._rank}'s"
                 )
-            waiting, blocks = WaitingPull(rank, pull, rows, chunk), [served.by_chunk[chunk]]
-        else:
-            waiting, blocks = WaitingPull(rank, pull), served.owned
+            blocks = [served.by_chunk[chunk]]
+        waiting = WaitingPull(rank, pull, rows, chunk)
+        if rank != self._rank and not all(one.serving and self._can_answer(one, waiting) for one in blocks):
+            # What can be answered always has room: others may wait for whoever waits for the answer.
+            size = 0 if payload is None else memoryview(payload).nbytes
+            charge = self._bytes.take(size, _UPDATES, "updates that it has to contain")
+            waiting = WaitingPull(rank, pull, rows, chunk, charge)
         for block in blocks:
             block.pulls.append(waiting)
             self._advance(served, block)
@@ -456,6 +465,7 @@ class Serving:
                 self._bytes.give_back(charge)
         block.early.clear()
         block.ahead.clear()
+        block.pulls.clear()
 
     def _ready(self, block: Block) -> list[WaitingPull]:
         """Return the pulls that may be answered now."""
@@ -516,6 +526,7 @@ class Serving:
         block.being_applied = -1
         if not self._lacks(block):
             block.snapshot = None
+        self._bytes.ready(_UPDATES)
         self._advance(served, block)
         if self._staleness.applied(block, rank, push.clock):
             self._recheck_pulls()
@@ -523,6 +534,7 @@ class Serving:
 
     def _recheck_pulls(self) -> None:
         """Answer the pulls that may be answered now that a clock has advanced."""
+        self._bytes.ready(_UPDATES)
         for served in list(self._served.values()):
             for block in served.owned:
                 if block.pulls:
@@ -659,6 +671,7 @@ class Serving:
         for _, rank, message in confirmed:
             self._routed.send(rank, message)
         self._release_others(block)
+        self._bytes.ready(_UPDATES)
         self._advance(served, block)
 
     def _confirm(self, block: Block, rank: int, push: Push, behind: int = 0) -> None:

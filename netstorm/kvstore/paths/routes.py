@@ -25,7 +25,7 @@ from netstorm.kvstore.operations import Done, Outbox
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Delivered, FailedLinks, Part, Phase, Push, Routed, States, Value
-from netstorm.pslite.machine import URGENT, Charge, Instruction, Order, Send, WaitingBytes
+from netstorm.pslite.machine import URGENT, Charge, ForwardedBytes, Instruction, Order, Send, WaitingBytes
 from netstorm.topology.policy import Policy, paths_from
 from netstorm.topology.tree import MemberTree, Tree
 
@@ -235,18 +235,30 @@ def wrong_path_error(message: Part | Delivered | Routed, peer: Peer, rank: int) 
 
 
 def forwarded_send(
-    message: Part | Routed, payload: Buffer | None, payload_crc: int | None, order: Order
+    message: Part | Routed,
+    payload: Buffer | None,
+    payload_crc: int | None,
+    order: Order,
+    *,
+    peer: Peer,
+    counts: ForwardedBytes,
 ) -> Send | None:
-    """Return what a relay sends to the next node of a message's path; None at the path's end."""
+    """Return what a relay sends to the next node of a message's path; None at the path's end.
+
+    Raises:
+        Overloaded: too much of `peer`, which has sent it, or of all waits here to be forwarded.
+    """
     hop = message.hop + 1
     if hop == len(message.path):
         return None
+    size = 0 if payload is None else memoryview(payload).nbytes
     return Send(
         peer=Peer(message.path[hop]),
         message=msgspec.structs.replace(message, hop=hop),
         payload=payload,
         order=order,
         payload_crc=None if payload is None else payload_crc,
+        charge=counts.take(peer, size),
     )
 
 
@@ -277,7 +289,7 @@ def without_detour(send: Send) -> Send:
 
 
 def without_loops(walk: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a walk without its loops."""
+    """Return a walk that goes on at once from where it would come back to."""
     walked: list[int] = []
     for rank in walk:
         if rank in walked:
@@ -460,8 +472,8 @@ class Detours:
 # Source-routed messages: they follow the path that they carry, whatever policy a node on it has.
 #
 # The data of asynchronous training goes between any two ranks, but only ranks with a link can talk directly.
-# What a node has to forward is bounded by what the ends have outstanding: a push and a pull of each key. So,
-# unlike on auxiliary paths, arrival need not be confirmed.
+# What a node has to forward is bounded by what correct ends have outstanding: a push and a pull of each key.
+# So, unlike on auxiliary paths, arrival need not be confirmed. Incorrect ones meet `ForwardedBytes`.
 
 
 def check_route(message: Routed, peer: Peer, rank: int, size: int) -> None:
@@ -535,9 +547,17 @@ class RoutedOutbox(Generic[_M]):
 
         Raises:
             ProtocolViolation: its path does not lead here.
+            Overloaded: too much waits here to be forwarded.
         """
         check_route(message, peer, self._rank, self._size)
-        further = forwarded_send(message, payload, payload_crc, self.order(message))
+        further = forwarded_send(
+            message,
+            payload,
+            payload_crc,
+            self.order(message),
+            peer=peer,
+            counts=self._outbox.forwarded,
+        )
         if further is not None:
             self._outbox.add(further)
         return further is None

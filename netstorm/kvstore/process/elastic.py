@@ -16,7 +16,7 @@ import numpy as np
 
 from netstorm import clock
 from netstorm.errors import ProtocolViolation, UsageError, WaitTimeout
-from netstorm.kvstore.asynchronous.blocks import chunks_of, extent
+from netstorm.kvstore.asynchronous.blocks import block_extent
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.membership import StepsRequest
 from netstorm.kvstore.operations import Pushes, RoundTimes, StatesOperation
@@ -378,16 +378,14 @@ def _divided(key: Key, blocks: Mapping[int, bytes], *, whole: bool) -> HeldKey:
     values = np.zeros(key.elements, key.dtype)
     states = {}
     for block, data in blocks.items():
-        chunks = chunks_of(key, block, whole=whole)
-        begin, end = extent(key, chunks[0])[0], extent(key, chunks[-1])[1]
-        size = (end - begin) * key.dtype.itemsize
-        if len(data) < size:
+        own = values[block_extent(key, block, whole=whole)]
+        if len(data) < own.nbytes:
             raise ProtocolViolation(
                 f"block {block} of key {key.name!r} has come from its owner with {len(data)} bytes: its "
-                f"values alone have {size}"
+                f"values alone have {own.nbytes}"
             )
-        values[begin:end] = np.frombuffer(data, key.dtype, end - begin)
-        states[block] = data[size:]
+        own[:] = np.frombuffer(data, key.dtype, len(own))
+        states[block] = data[own.nbytes :]
     return HeldKey(values, states)
 
 

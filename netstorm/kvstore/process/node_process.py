@@ -34,6 +34,7 @@ from netstorm.pslite.host_traffic import SharedTraffic
 from netstorm.pslite.io_thread import Driver, start_driver
 from netstorm.pslite.sntp import Address
 from netstorm.pslite.sntp_socket import SntpClient, SntpServer, Watcher, packet_key
+from netstorm.pslite.system import memory_bytes
 from netstorm.settings import Settings, foreign_variable
 
 __all__ = ["NodeMetrics", "NodeProcess", "metrics"]
@@ -44,6 +45,9 @@ _log = logging.getLogger(__name__)
 _LINGER_S: Final = 2.0
 """How long the last messages (finished, failed) may take to leave."""
 
+
+_FORWARDED: Final = 4
+"""Part of the memory that what is forwarded for others may take: the rest is the script's."""
 
 _ANSWER_S: Final = 1.0
 """How long an error message waits for what the I/O thread knows."""
@@ -99,6 +103,7 @@ class NodeProcess:
                     pid=self._pid,
                     framework=framework,
                     machine=machine_number(),
+                    most_forwarded=memory_bytes() // _FORWARDED,
                 ),
                 now=clock.monotonic(),
                 counters=counters,

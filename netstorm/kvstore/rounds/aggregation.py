@@ -577,11 +577,16 @@ class Aggregation:
             then(taken)
         self.outbox.add(TakeBack(wanted=wanted, then=then))
 
-    def relay(self, part: Part, payload: Buffer | None, payload_crc: int | None) -> bool:
-        """Forward a part along its auxiliary path, without looking into it; False if the path ends here."""
+    def relay(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> bool:
+        """Forward a part along its auxiliary path, without looking into it; False if the path ends here.
+
+        Raises:
+            Overloaded: too much of `peer`, which has sent it, or of all waits here to be forwarded.
+        """
         key = self.keys.get(part.key)
         offset = 0 if key is None else key.offset_of(part.chunk)
-        send = forwarded_send(part, payload, payload_crc, (-part.priority, part.round, offset))
+        order = (-part.priority, part.round, offset)
+        send = forwarded_send(part, payload, payload_crc, order, peer=peer, counts=self.outbox.forwarded)
         if send is None:
             return False
         if not any(extension.queues(send) for extension in self.extensions):

@@ -394,7 +394,7 @@ def check_summary(report: NetworkReport, rows: Sequence[LinkCheck]) -> str:
 
 
 def check_json(report: NetworkReport, rows: Sequence[LinkCheck]) -> dict[str, object]:
-    """Return the check as JSON."""
+    """Return what `netstorm wan check --json` prints."""
     return {
         "backend": report["backend"],
         "backend_why": report["backend_why"],

@@ -16,7 +16,7 @@ import numpy as np
 
 from netstorm.compression.sparse import Numbers, Rows
 from netstorm.kvstore.asynchronous.asynchronous import Asynchronous
-from netstorm.kvstore.asynchronous.blocks import Gradient
+from netstorm.kvstore.asynchronous.blocks import Gradient, block_extent
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import (
     UNBOUNDED,
@@ -30,7 +30,7 @@ from netstorm.lab.simulation.memory_network import Timeline
 from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
-from netstorm.training.owned_blocks import OwnedBlocks, block_extent, initial_blocks
+from netstorm.training.owned_blocks import OwnedBlocks, initial_blocks
 
 __all__ = ["AsynchronousStore", "SimulatedBlockStore"]
 

@@ -70,7 +70,7 @@ class KeyUse:
         return min(step, 1) if self.kind is KeyKind.INITIAL else step * self.rounds
 
     def rounds_of(self, step: int) -> range:
-        """Return the rounds of a step."""
+        """Return which rounds of the key a step has."""
         return range(self.rounds_before(step), self.rounds_before(step + 1))
 
 

@@ -63,7 +63,7 @@ class PacketNetwork:
         return list(dict.fromkeys(self._sockets.values()))
 
     def send(self, source: str, port: int, target: tuple[str, int], data: bytes) -> None:
-        """Send a packet."""
+        """Deliver a packet later, twice, or not at all, as the faults decide."""
         chance, faults = self._random, self.faults
         if chance.random() < faults.loss or self._network.is_cut(source, target[0]):
             self.lost += 1

@@ -66,7 +66,7 @@ class Fault(Protocol):
     """One injected fault."""
 
     def schedule(self, cluster: FaultyCluster) -> None:
-        """Schedule the fault in `cluster`."""
+        """Have it happen in `cluster`, at its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

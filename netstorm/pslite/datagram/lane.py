@@ -469,12 +469,12 @@ class ReceivingLane:
     """The receiving end.
 
     Attributes:
-        bytes: what incomplete messages take.
+        bytes: what incomplete messages take, and those that the process has no room for.
         acknowledge_at: when the next acknowledgement is due.
     """
 
     def __init__(self, *, room: int, counters: Counters) -> None:
-        """Keep at most `room` bytes of incomplete messages; a single one may always come."""
+        """Keep at most `room` bytes of messages; a single one may always come."""
         self.bytes = 0
         self._room: Final = room
         self._counters: Final = counters
@@ -525,7 +525,7 @@ class ReceivingLane:
         return acknowledgement(now - self._highest_at, self._ranges.latest())
 
     def _has_room(self, total: int) -> bool:
-        return not self._open or self.bytes + total + OF_MESSAGE <= self._room
+        return not self.bytes or self.bytes + total + OF_MESSAGE <= self._room
 
     def _raise_floor(self, floor: int) -> None:
         if floor <= self._floor:

@@ -21,7 +21,7 @@ from netstorm.errors import FrameError, PeerError
 from netstorm.observe.log import Counters, Drops
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import LaneAnswer, LaneOffer, Message, Part, Phase
-from netstorm.pslite.datagram.lane import ReceivingLane, SendingLane, Whole
+from netstorm.pslite.datagram.lane import OF_MESSAGE, ReceivingLane, SendingLane, Whole
 from netstorm.pslite.datagram.marks import Marks
 from netstorm.pslite.datagram.pace import Pace
 from netstorm.pslite.datagram.packets import (
@@ -321,7 +321,7 @@ class Lanes:
         if now >= self._again_at:
             kept, self._kept, self._again_at = self._kept, [], math.inf
             for arrived in kept:
-                arrived.lane.bytes -= len(arrived.whole.payload)
+                arrived.lane.bytes -= len(arrived.whole.payload) + OF_MESSAGE
                 if arrived.session.state is SessionState.UP:
                     yield arrived
 
@@ -354,7 +354,7 @@ class Lanes:
     def keep(self, arrived: LaneArrival, now: float) -> None:
         """Keep a message that nobody has room for yet; it counts as what is not complete does."""
         self._kept.append(arrived)
-        arrived.lane.bytes += len(arrived.whole.payload)
+        arrived.lane.bytes += len(arrived.whole.payload) + OF_MESSAGE
         self._again_at = now + _AGAIN_S
 
     def flush(self, now: float) -> list[tuple[OpenedSession, list[SendQueueItem]]]:

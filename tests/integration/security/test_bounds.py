@@ -16,6 +16,7 @@ import pytest
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer, checksum, encode_body, open_frames, seal
 from netstorm.pslite.io_thread import Driver
+from netstorm.pslite.machine import Connect, ForwardedBytes
 from netstorm.pslite.van import Broken, Connection, Received
 from tests.integration.forking import ForkedProcess
 from tests.integration.jobs import Job
@@ -56,7 +57,7 @@ class Hostile:
         return self.connection in [event.connection for event in events_of(self.van, Broken)]
 
 
-def part(key: int, sequence: int, payload: bytes) -> bytes:
+def part(key: int, sequence: int, payload: bytes, **along: Any) -> bytes:
     body = m.Part(
         key=key,
         round=0,
@@ -66,6 +67,7 @@ def part(key: int, sequence: int, payload: bytes) -> bytes:
         tree=0,
         contributors=b"\x02",
         dtype="float32",
+        **along,
     )
     return seal(encode_body(body), sequence=sequence, sent_at=1, payload_crc=checksum(payload))
 
@@ -115,6 +117,28 @@ def test_parts_of_keys_that_there_are_not_are_kept_up_to_a_bound_and_the_member_
     poll_all(lambda: node.counters.get("parts_kept_early") == 8, other, hostile)
 
 
+def test_parts_to_forward_are_kept_up_to_a_bound_and_the_member_that_sends_more_is_told(
+    keyed, started, caplog
+):
+    hostile, slow = keyed(KEY), keyed(KEY)
+    node = node_of(hostile, slow)
+    node._outbox.forwarded = ForwardedBytes(16 * MIB)
+    node._outbox.add(Connect(peer=Peer(2), host="127.0.0.1", port=slow.port))  # it never answers
+    driver, _ = started(node, 0, ordered=lambda _: False)
+    one = Hostile(hostile, driver.port)
+    one.greets(hello(1, 101, 0))
+    payload = bytes(MIB)
+    for number in range(1, 17):
+        one.says(part(1, number, payload, is_aux=True, path=(1, 0, 2), hop=1), payload)
+    poll_all(lambda: isinstance(one.hears()[-1], m.Refused), hostile)
+    assert node.counters.get("relayed") == 7
+    *_, acknowledged, refused = one.hears()
+    assert (acknowledged.received, acknowledged.beyond) == (7, ()), "the others go another way"
+    waiting = f"it has sent a message to forward, and {7 * (MIB + 1024)} bytes from it wait here"
+    assert refused.reason.startswith(waiting)
+    assert "the session with it is ended" in caplog.text
+
+
 def test_values_for_the_scheduler_are_refused_before_they_are_held_and_the_connection_is_cut(
     keyed, started, caplog
 ):
@@ -158,7 +182,7 @@ def test_a_key_holder_that_says_what_no_process_says_is_cut_and_named_by_address
 def test_connections_that_a_session_has_left_do_not_add_up(keyed, started):
     hostile = keyed(KEY)
     driver, counters = started(Driven().machine, -1)
-    waiting = driver.van.waiting
+    waiting = driver.van.accepted
     on_thread(driver, lambda: setattr(waiting, "most", 8))
     first = hello(-1, 101, -1)
     held = []
@@ -172,7 +196,7 @@ def test_connections_that_a_session_has_left_do_not_add_up(keyed, started):
 
 def test_strangers_that_say_nothing_do_not_keep_out_who_has_the_key(keyed, strangers):
     here, there = keyed(KEY), keyed(KEY)
-    there.van.waiting.most = 40
+    there.van.accepted.most = 40
     for number in range(1, 4):
         strangers(there.port, 50)
         here.van.open(Connection(number), "127.0.0.1", there.port)
@@ -194,7 +218,7 @@ most = 0
 while not Path(sys.argv[0]).with_name("stop").exists():
     van.poll(0.01)
     open("/etc/hostname").close()
-    most = max(most, len(van.waiting))
+    most = max(most, len(van.accepted))
 print(most, flush=True)
 van.shut(0.0)
 """

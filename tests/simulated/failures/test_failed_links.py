@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from netstorm.errors import NodeLost
+from netstorm.errors import NodeLost, Overloaded
+from netstorm.kvstore import operations
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.testing.faults import Crash, Cut, Reset
+from netstorm.pslite.machine import ForwardedBytes
 from netstorm.scheduler.policies import tree_pairs
 from netstorm.topology.network import Link, Network, Node, Rank
 from tests.simulated.failures.workload import FAST_TIMEOUTS, endless_rounds, failing_links
-from tests.simulated.jobs import counted, examples, jobs
+from tests.simulated.jobs import Job, KeyUse, counted, examples, jobs
 
 
 def scheduler(cluster):
@@ -194,6 +196,32 @@ def test_a_node_on_the_way_around_that_loses_its_link_too_finds_another_way():
     assert len(cluster.nodes[0].pending) > before + 10
 
 
+def test_an_elastic_job_goes_on_without_a_rank_whose_only_way_led_over_one_that_has_died():
+    cluster = SimulatedCluster(
+        4,
+        seed=2,
+        chunk_size=500,
+        elastic="1:4",
+        heartbeat_interval_s=0.5,
+        detect_s=1.0,
+        delay_s=0.01,
+        **FAST_TIMEOUTS,
+    ).join()
+    pending = endless_rounds(cluster)
+    for other in (1, 2):
+        cluster.faults.cut(0, other)
+    cluster.run_for(8.0)
+    assert counted(cluster, "links_failed") == 4
+    assert not any(node.failure for node in cluster.nodes)
+    cluster.faults.crash(3)
+    cluster.run_for(5.0)
+    assert scheduler(cluster).policy.members == (1, 2)
+    assert "without that link there is no way" in str(cluster.nodes[0].failure)
+    before = len(pending)
+    cluster.run_for(2.0)
+    assert len(pending) > before + 10
+
+
 def test_resets_while_a_link_is_down_lose_nothing():
     cluster = SimulatedCluster(4, seed=9, chunk_size=20, delay_s=0.01, **FAST_TIMEOUTS).join()
     pending = endless_rounds(cluster, 100)
@@ -206,3 +234,42 @@ def test_resets_while_a_link_is_down_lose_nothing():
         if one.ended:
             assert (one.result() == 6).all(), owner
     assert not any(node.failure for node in cluster.nodes)
+
+
+@given(jobs(nodes=(3, 6), policies=(1, 3), detours=True))
+@example(  # one relay for all: what it has taken must be acknowledged, or the same comes again and again
+    Job(
+        nodes=6,
+        seed=1278,
+        keys=(KeyUse(name="key0", shape=(3,), dtype="float16"),),
+        rounds=4,
+        chunk_size=1,
+        jitter_s=0.0,
+        spread_s=0.0,
+        policies=1,
+        look_aheads=(0, 0, 1, 30, 1000),
+        detours=True,
+    )
+)
+@examples(2)
+def test_nobody_waits_for_ever_if_hardly_anything_may_be_forwarded(job):
+    overloads = []
+
+    class Little(ForwardedBytes):
+        def __init__(self, _most):
+            super().__init__(4 * 1024)
+
+        def take(self, *arguments):
+            try:
+                return super().take(*arguments)
+            except Overloaded as error:
+                overloads.append(error)
+                raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operations, "ForwardedBytes", Little)
+        try:
+            check_with_failing_links(job)
+        except NodeLost as error:  # there was no way around the node that had no room
+            assert overloads, error
+    event(f"overloads: {bool(overloads)}")

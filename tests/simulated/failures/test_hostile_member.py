@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NetStormError
+from netstorm.kvstore.operations import Outbox
 from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.node import SimulatedNode
 from netstorm.lab.testing.hostile_member import HostileMember
 from netstorm.protocol import messages as m
+from netstorm.protocol.frames import Peer
+from netstorm.pslite.machine import Connect, ForwardedBytes, Send
+from tests.simulated.failures.workload import FAST_TIMEOUTS
 
 NODES = 4
 WAIT_S = 20.0
@@ -142,6 +147,61 @@ def test_the_same_seed_makes_the_same_messages() -> None:
         run_rounds(cluster, 3, 3)
         digests.add((cluster.digest(), tuple(member.sent.items())))
     assert len(digests) == 1
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Part(
+            key=0,
+            round=9,
+            chunk=0,
+            phase=m.Phase.REDUCE,
+            version=1,
+            tree=0,
+            contributors=b"\1",
+            dtype="float32",
+            is_aux=True,
+            path=(0, 1, 2),
+            hop=1,
+        ),
+        m.SmallMessage(path=(0, 1, 2), hop=1, number=0, channel="group", tag=1, what="values"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_a_node_keeps_to_forward_it_is_bounded_and_the_job_goes_on(message: m.Part, caplog: Any) -> None:
+    cluster = SimulatedCluster(NODES, topology="star", hub=3, chunk_size=64, **FAST_TIMEOUTS).join()
+    hostile, relay = cluster.started(0), cluster.started(1)
+    forwarded: Any = ForwardedBytes(8 * MIB)
+    kept_by: Any = outbox_of(relay)
+    kept_by.forwarded = forwarded
+    assert run_rounds(cluster, 0, 2) == ([], True)
+    cluster.faults.suspend(2, seconds=3.0)
+    host, port = relay.machine.members[1].host, relay.machine.members[1].port
+    most = 0
+    for _ in range(30):
+        send = Send(peer=Peer(1), message=message, payload=bytes(MIB))
+        outbox_of(hostile).add(Connect(peer=Peer(1), host=host, port=port), send)
+        hostile.process.call(lambda _: None)
+        cluster.run_for(0.02)
+        most = max(most, forwarded.bytes._total)
+    assert 3 * MIB < most <= 4 * MIB
+    assert (
+        "rank 0: message to forward, and 3148800 bytes from it wait here for links to others" in caplog.text
+    )
+    cluster.run_for(10.0)
+    assert forwarded.bytes._total == 0
+    assert run_rounds(cluster, 0, 2) == ([], True)
+    assert not any(node.failure for node in cluster.nodes)
+
+
+def outbox_of(node: SimulatedNode) -> Outbox:
+    machine: Any = node.machine
+    outbox: Outbox = machine._outbox
+    return outbox
 
 
 @pytest.mark.slow

@@ -319,6 +319,19 @@ def test_pieces_that_there_are_not_are_a_violation(first, count):
         provider.asked(4, asked(first=first, count=count))
 
 
+def test_one_request_is_for_a_few_pieces():
+    large = bytes(6 * PIECE_BYTES)
+    provider = Provider()
+    provider.want(4)
+    provider.offer(StateSnapshot(step=3, content=large, crc=checksum(large)))
+    provider.taken()
+    with pytest.raises(ProtocolViolation, match=r"asks for 5 pieces .* has 6: expected at most 4"):
+        provider.asked(4, asked(count=5))
+    assert provider.taken() == []
+    provider.asked(4, asked(count=4))
+    assert len(provider.taken()) == 4
+
+
 def test_a_program_that_has_ended_offers_its_last_state_to_all_who_come_later():
     provider = Provider()
     provider.offer(STATE)

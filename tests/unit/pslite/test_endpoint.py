@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.errors import FrameError, NoRoom, ProtocolViolation
+from netstorm.errors import FrameError, NoRoom, Overloaded, ProtocolViolation
 from netstorm.lab.testing.recorder import Recorder, RecordingProcess, part
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import (
@@ -29,7 +30,17 @@ from netstorm.protocol.messages import Failed, Finished, Leave, Message
 from netstorm.pslite import session
 from netstorm.pslite.endpoint import Stack, WatchedConnections
 from netstorm.pslite.link_meter import LinkMeter, MeterOptions
-from netstorm.pslite.machine import Become, Bounded, Call, Charge, Inquire, NotYet, Send, WaitingBytes
+from netstorm.pslite.machine import (
+    Become,
+    Bounded,
+    Call,
+    Charge,
+    ForwardedBytes,
+    Inquire,
+    NotYet,
+    Send,
+    WaitingBytes,
+)
 from netstorm.pslite.session import Limits, SessionState
 from netstorm.pslite.van import Broken, Connection, Received
 from tests.unit.pslite.world import WatchedVan, World, connected, give, hello_of, met, swallow
@@ -706,6 +717,46 @@ def test_who_sends_more_than_any_process_has_under_way_loses_its_session(monkeyp
 
 
 @pytest.mark.parametrize("ordered", [True, False])
+def test_a_peer_of_which_a_machine_will_keep_no_more_loses_its_session(ordered, caplog):
+    world, here, there = met(ordered=ordered)
+
+    def refuse(message: m.Message) -> None:
+        raise Overloaded("message to forward, and 7 bytes of it wait")
+
+    there.machine.on_receive = refuse
+    here.send(there, part(0), order=BULK)
+    world.run(1)
+    assert there.machine.lost == [(0, "rank 0 has sent a message to forward, and 7 bytes of it wait")]
+    assert "7 bytes of it wait: the session with it is ended" in caplog.text
+    ((peer, reason),) = here.machine.lost
+    assert peer == 1
+    assert reason.endswith("refused this process: it has sent a message to forward, and 7 bytes of it wait")
+
+
+def test_a_message_gives_its_charge_back_once_it_is_acknowledged_or_dropped():
+    world, here, there = met()
+    counts = ForwardedBytes()
+
+    def send(number: int) -> None:
+        here.machine.instructions.append(
+            Send(peer=Peer(1), message=part(number), payload=b"1", charge=counts.take(Peer(7), 1), order=BULK)
+        )
+
+    send(0)
+    assert counts.bytes.room(Peer(7)) < math.inf
+    world.run(1)
+    assert there.machine.numbers() == [0]
+    assert counts.bytes.room(Peer(7)) == math.inf
+    world.kill(there, silent=True)
+    send(1)
+    world.run(0.01)
+    assert counts.bytes.room(Peer(7)) < math.inf
+    world.run(60)
+    assert [peer for peer, _ in here.machine.lost] == [1]
+    assert counts.bytes.room(Peer(7)) == math.inf
+
+
+@pytest.mark.parametrize("ordered", [True, False])
 def test_a_machine_that_refuses_in_an_ordered_session_drops(ordered):
     world, here, there = met(ordered=ordered)
 
@@ -717,6 +768,37 @@ def test_a_machine_that_refuses_in_an_ordered_session_drops(ordered):
     world.run(1)
     assert there.endpoint.counters.get("dropped_refused") == ordered
     assert here.endpoint.idle() == ordered
+
+
+# ------------------------------------------------------------------------------------- more than there may be
+
+
+def test_sessions_without_connections_make_room_for_new_ones_first_those_over_which_least_came():
+    world = World(0, limits=Limits(sessions=3, link_timeout_s=5.0))
+    there = world.add(0)
+    others = [world.add(rank) for rank in range(1, 4)]
+    for other in others:
+        other.connect(there)
+        for number in range(other.rank):
+            other.send(there, part(number), order=BULK)
+    world.run(1)
+    for other in others[:2]:
+        world.kill(other, silent=False)
+    world.run(6)
+    late = world.add(4)
+
+    def tries() -> None:
+        late.connect(there)
+        late.send(there, part(100), order=BULK)
+        world.run(3)
+
+    tries()
+    assert there.machine.numbers().count(100) == 0
+    assert "this process has 3 sessions already" in late.machine.lost[0][1]
+    world.run(5)
+    tries()
+    assert there.machine.numbers().count(100) == 1
+    assert there.machine.lost == [(1, "it has had no connection for long, and others want a session")]
 
 
 # ----------------------------------------------------------------------------------------- ordered sessions

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from netstorm.observe.log import Counters, Drops
-from netstorm.pslite.guard import WaitingConnections
+from netstorm.pslite.guard import AcceptedConnections
 from netstorm.pslite.van import Connection
 
 A = Connection(-1)
@@ -21,7 +21,7 @@ class Accepted:
 
     def __init__(self, stack: ExitStack, most: int, max_message_bytes: int) -> None:
         self.counters = Counters()
-        self.table = WaitingConnections(
+        self.table = AcceptedConnections(
             Drops(self.counters, counted_as="refused"),
             limit_s=10.0,
             max_message_bytes=max_message_bytes,
@@ -114,6 +114,51 @@ def test_connections_of_one_address_are_half_of_all_at_most() -> None:
         assert sum(map(is_shut, clients)) == 8, "of several addresses it is the one with the most"
         assert not any(map(is_shut, others + more))
         assert here.counters.get("refused_waiting") == 8
+
+
+def test_sessions_of_one_address_leave_room_for_those_of_others() -> None:
+    with accepting() as here:
+        here.table.most_in_use = 3
+        clients = []
+        for number in range(1, 6):
+            client, descriptor = here.connect(100.0, "10.0.0.1")
+            clients.append(client)
+            here.table.heard(Connection(-number), descriptor, "")
+            here.table.admitted(Connection(-number))
+        assert [is_shut(client) for client in clients] == [False] * 3 + [True] * 2
+        assert here.counters.get("refused_sessions") == 2
+        other, _ = here.connect(100.0, "10.0.0.2")
+        assert not is_shut(other)
+        here.table.left(Connection(-1), 100.0)
+        assert not is_shut(here.connect(100.0, "10.0.0.1")[0]), "one has no session any more"
+
+
+def test_whose_end_comes_late_has_ended_and_the_next_one_has_its_descriptor() -> None:
+    with accepting() as here:
+        ended: list[Connection] = []
+        here.table.on_end = ended.append
+        _, descriptor = here.connect(100.0)
+        here.table.heard(A, descriptor, "")
+        assert here.table.descriptor(A) == descriptor
+        here.table.heard(Connection(-2), descriptor, "")
+        assert ended == [A]
+        assert (here.table.descriptor(A), here.table.descriptor(Connection(-2))) == (-1, descriptor)
+        here.table.ended(descriptor)
+        assert ended == [A, Connection(-2)]
+        here.table.heard(Connection(-3), descriptor, "")
+        assert ended[2:] == [Connection(-3)], "it had ended before its message was read"
+
+
+def test_a_connection_that_was_shut_down_does_not_wait_again() -> None:
+    with accepting() as here:
+        _, descriptor = here.connect(100.0)
+        here.table.heard(A, descriptor, "")
+        here.table.refuse(A, "message", "it says nothing", 101.0)
+        here.table.admitted(A)
+        here.table.left(A, 102.0)
+        here.table.refuse(A, "message", "it says nothing", 103.0)
+        assert not here.table
+        assert here.counters.get("refused_message") == 1
 
 
 def test_an_address_of_ipv6_counts_as_its_network() -> None:

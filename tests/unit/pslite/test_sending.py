@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from netstorm.errors import ProtocolViolation
 from netstorm.observe.trace import Trace
 from netstorm.protocol.frames import Checksum, Peer, checksum
+from netstorm.pslite import sending
 from netstorm.pslite.machine import URGENT
 from netstorm.pslite.sending import SendingHalf, SendQueueItem, TracedSendingHalf, Window
 
@@ -165,6 +166,20 @@ def test_what_is_taken_back_is_not_sent_and_what_was_sent_no_longer_uses_its_own
     assert half.unacknowledged[3].tag == 2
 
 
+def test_urgent_messages_wait_for_no_window_not_even_behind_what_is_lost():
+    half = sender(messages=2, window=8)
+    assert transmit_all(half) == [1, 2]
+    half.submit(SendQueueItem(b"help", order=URGENT))
+    half.submit(SendQueueItem(b"more", order=URGENT))
+    assert transmit_all(half) == [3, 4]
+    half.acknowledge(0, (4,), 0.0)
+    assert transmit_all(half) == [1, 2, 3], "the lost urgent one goes beyond the window"
+    assert half.resend(2)
+    assert transmit_all(half) == []
+    half.submit(SendQueueItem(b"soon", order=URGENT))
+    assert transmit_all(half) == [5]
+
+
 # ----------------------------------------------------------------------------- where there is no room for one
 
 
@@ -193,6 +208,33 @@ def test_what_has_no_room_goes_again_over_a_new_connection():
     half.disconnected()
     half.acknowledge(0, (2,), 0.0)
     assert transmit_all(half) == [1]
+
+
+def test_messages_without_room_hold_up_no_urgent_ones_and_are_passed_by_so_many(monkeypatch):
+    monkeypatch.setattr(sending, "_SPAN", 3)
+    half = sender(messages=9, window=12)
+    assert transmit_all(half) == [1, 2, 3]
+    half.keep(1)
+    half.keep(1)
+    assert half.window.in_flight == 8, "it is in flight no more, once"
+    half.acknowledge(0, (2, 3), 0.0)
+    assert transmit_all(half) == [4], "the other side keeps the numbers of few"
+    half.submit(SendQueueItem(b"soon", order=URGENT))
+    assert transmit_all(half) == [5]
+    half.acknowledge(5, (), 0.0)  # it had room after all
+    assert transmit_all(half) == [6, 7, 8]
+    assert half.window.in_flight == 12
+
+
+def test_over_a_new_connection_nothing_is_without_room():
+    half = sender(messages=4, window=8)
+    assert transmit_all(half) == [1, 2]
+    half.keep(1)
+    half.keep(2)
+    half.disconnected()
+    assert transmit_all(half) == [1, 2]
+    half.acknowledge(2, (), 0.0)
+    assert transmit_all(half) == [3, 4], "not one at a time"
 
 
 def test_once_a_window_of_messages_has_no_room_others_are_tried_one_at_a_time():
@@ -387,6 +429,15 @@ def test_a_shallow_window_fills_its_link_with_little_and_is_two_messages_once_th
     link.run(12)
     assert window.size == 2 * link.size
     assert Window(fixed_bytes=1000, shallow=True).size == 1000
+
+
+def test_a_shallow_window_does_not_take_a_sender_with_little_to_send_for_a_slow_link():
+    window = Window(shallow=True)
+    link = Link(window, 125e6, 0.1, 256 * 1024)
+    link.run(500)
+    rate = window.rate
+    link.run(1)
+    assert window.rate == rate == pytest.approx(125e6, rel=0.1)
 
 
 # ------------------------------------------ a sender whose deliveries are traced sends what any other sends

@@ -17,7 +17,7 @@ from netstorm.lab.testing.conformance import FaultyVan
 from netstorm.lab.testing.recorder import part
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer, encode_body, open_frames, seal
-from netstorm.pslite.machine import Admit, NotYet, Send
+from netstorm.pslite.machine import OF_MESSAGE, Admit, NotYet, Send
 from netstorm.pslite.sending import SendingHalf, SendQueueItem, Window
 from netstorm.pslite.session import TRANSITIONS, Event, Limits, ReceivingHalf, SessionState
 from netstorm.pslite.van import Received
@@ -257,6 +257,65 @@ def test_the_side_that_accepted_loses_a_peer_that_it_has_something_for_and_that_
     assert world.run_until(lambda: there.machine.lost, 60)
     assert 9.9 < world.now - began < 25
     assert there.machine.lost[0][0] == 0
+
+
+def test_further_messages_do_not_put_off_the_end_of_a_link_that_does_not_come_back():
+    world, here, there = connected(limits=Limits(link_timeout_s=10))
+    world.kill(there)
+    for number in range(1, 5):
+        here.send(there, part(number))
+        world.run(3)
+    assert [peer for peer, _ in here.machine.lost] == [1]
+
+
+def test_after_each_break_the_first_attempts_come_soon():
+    world, here, there = connected()
+    for number in range(1, 9):
+        world.network.reset("host0", "host1")
+        here.send(there, part(number))
+        assert world.run_until(lambda number=number: number in there.machine.numbers(), 0.3)
+
+
+def test_a_peer_whose_machine_acknowledges_may_be_busy_for_so_long():
+    world, here, there = connected(limits=Limits(link_timeout_s=10, busy_timeout_s=60))
+    sessions = here.endpoint._sessions
+    sessions.acknowledges = lambda _: True
+    sessions.may_be_busy = lambda *_: True
+    session = sessions.opened[Peer(1)]
+    there.dead = True
+    here.send(there, part(1))
+    for _ in range(5):
+        world.run(10)
+        assert session.state is SessionState.UP
+    world.run(300)
+    assert [peer for peer, _ in here.machine.lost] == [1]
+
+
+def test_payloads_go_without_checksums_only_if_both_ends_say_that_they_are_on_one_machine():
+    _, here, there = met()
+    here.send(there, part(0))
+    here.turn()
+    session = here.endpoint._sessions.opened[Peer(1)]
+    assert session.state is SessionState.CONNECTING
+    welcome = m.Welcome(
+        incarnation=5, session=session.identity, received=0, beyond=(), unchecked=True, token=1
+    )
+    session.welcome(welcome, 0.0)
+    assert session.state is SessionState.UP
+    assert not session.unchecked
+
+
+def test_as_many_messages_are_asked_for_as_there_is_room_and_over_a_new_connection_none():
+    world, here, there = connected()
+    session = there.endpoint._sessions.accepted[Peer(0)]
+    for sequence in (100, 101, 102):
+        session.refuse_for_now(sequence, 1000, "a key")
+    session.request_refused(2 * (1000 + OF_MESSAGE) - 1, ())
+    assert list(session.without_room) == [101, 102]
+    world.network.reset("host0", "host1")
+    here.send(there, part(1))
+    world.run(2)
+    assert not session.without_room
 
 
 # ----------------------------------------------------------------------------------------- lost and corrupted

@@ -200,6 +200,37 @@ def test_what_a_rank_says_after_it_was_busy_is_what_proves_its_links_broken():
     assert driven.machine.failed_links == ()
 
 
+def test_a_rank_whose_heartbeats_are_overdue_is_not_called_busy_yet():
+    driven = running(2, heartbeat_timeout_s=10.0)
+    driven.busy = {1}
+    driven.run(9.8, beating=(0,))
+    assert driven.inquired
+    assert "alive, but" not in driven.machine.status_text(driven.now)
+
+
+def test_if_the_job_goes_on_without_a_silent_rank_the_next_one_is_found_at_once():
+    driven = running(3, heartbeat_timeout_s=10.0)
+    liveness, now = driven.machine.job.members.liveness, driven.now
+    liveness.heard(2, now + 9.0)
+    liveness.overdue(now + 9.5)
+    assert liveness.check(now + 11.0).rank == 0
+    liveness.stop_watching(0)
+    assert liveness.check(now + 11.0).rank == 1
+    liveness.stop_watching(1)
+    assert liveness.check(now + 11.0) is None
+
+
+def test_what_a_rank_has_said_of_a_link_is_forgotten_with_it():
+    driven = running(3)
+    liveness, now = driven.machine.job.members.liveness, driven.now
+    liveness.suspect(0, 1, "no connection", now)
+    liveness.suspect(2, 1, "no connection", now)
+    liveness.stop_watching(0)
+    for second in range(1, 9):
+        liveness.heard(1, now + second)
+    assert [suspicion.by for suspicion in liveness.pop_link_failures()] == [2]
+
+
 # ---------------------------------------------------------------------------------------------- suspicions
 
 
@@ -229,6 +260,20 @@ def test_a_failed_link_that_others_can_go_around_is_told_with_the_way():
     assert driven.machine.phase is JobPhase.RUNNING
     driven.say(0, m.LinkRestored(rank=2))
     assert driven.heard(1, m.FailedLinks) == [m.FailedLinks(links=())]
+
+
+def test_policies_that_follow_measurements_are_formed_without_a_failed_link():
+    driven = running(3, measures=True)
+    driven.say(0, m.Suspect(rank=2, reason="no connection for 10 s"))
+    for _ in range(4):
+        driven.now += 1.0
+        for rank in range(3):
+            driven.say(rank, m.Heartbeat())
+        driven.tick()
+    links = driven.machine.job.awareness.collector.estimate(driven.now).network.links
+    pairs = {(link.source, link.target) for link in links}
+    assert (0, 2) not in pairs
+    assert (2, 1) in pairs
 
 
 def test_a_link_that_works_again_before_anything_is_decided_has_not_failed():
@@ -274,6 +319,8 @@ def test_a_suspicion_of_oneself_or_of_nobody_is_a_violation(target):
     driven = running(2)
     with pytest.raises(ProtocolViolation, match=f"rank 0 suspects rank {target}"):
         driven.say(0, m.Suspect(rank=target, reason=""))
+    with pytest.raises(ProtocolViolation, match=f"rank 0 reaches rank {target} again"):
+        driven.say(0, m.LinkRestored(rank=target))
 
 
 # -------------------------------------------------------------------------------------------- status lines
@@ -312,6 +359,22 @@ def test_a_barrier_is_reached_when_all_have_come_of_whom_some_may_be_several_ahe
     for rank in (1, 2):
         driven.say(rank, m.Barrier(number=1))
     assert driven.heard(0) == [m.BarrierReached(number=1)]
+
+
+def test_who_has_just_come_to_a_barrier_is_told_nothing():
+    driven = running(2)
+    driven.run(2, beating=(0, 1))
+    driven.say(0, m.Barrier(number=0))
+    driven.run(2, beating=(0, 1))
+    assert driven.heard(0, m.Waiting) == []
+
+
+def test_nobody_waits_at_a_barrier_that_was_reached_before_the_last_one_came():
+    barriers = BarrierCount(2)
+    barriers.exclude(1)
+    assert barriers.arrive(0, 0, 1.0) == [0]
+    assert barriers.arrive(1, 0, 2.0) == []
+    assert barriers.missing() == []
 
 
 def test_those_who_wait_are_told_for_whom_and_nobody_else_is():

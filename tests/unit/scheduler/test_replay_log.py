@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
+from netstorm.protocol import messages as m
 from netstorm.protocol.messages import KeySpec
+from netstorm.pslite.machine import Admit
 from netstorm.pslite.proofs import SchedulerSecret
 from netstorm.scheduler import replay_log as r
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.replay_log import LEASE, Leases, ReplayedJob
-from tests.unit.scheduler.driving import star
+from netstorm.scheduler.snapshot import JobPhase
+from tests.unit.scheduler.driving import Driven, star
 from tests.unit.scheduler.sample_log import MEMBERS, RECORDS, began
 
 
@@ -72,6 +76,65 @@ def test_a_scheduler_that_goes_on_with_a_log_has_the_secret_that_the_nodes_know(
     options = SchedulerOptions(num_workers=len(job.members), job=job.began.job, secret=other)
     machine = SchedulerMachine(options, job.policies[job.version], now=0.0, replayed=job)
     assert machine.options.secret == secret
+
+
+# ----------------------------------------------------------- a scheduler that goes on where another one was
+
+
+def going_on(**options: Any) -> Driven:
+    """Return a scheduler that goes on with the job of `RECORDS`, whose nodes r0, r1 and r2 have found it."""
+    job = ReplayedJob.replay(RECORDS, "log")
+    assert job is not None
+    driven = Driven(len(job.members), **options)
+    driven.machine = SchedulerMachine(driven.options, job.policies[job.version], now=driven.now, replayed=job)
+    for member in job.members:
+        name = f"r{member.rank}"
+        assert isinstance(driven.hello(name, incarnation=member.incarnation, sender=member.rank), Admit)
+    return driven
+
+
+def resume(**fields: Any) -> m.Resume:
+    return m.Resume(**{"keys": (), "begun": (), "barriers": (), **fields})
+
+
+def test_nodes_have_time_to_find_the_scheduler():
+    driven = going_on(heartbeat_timeout_s=10.0, link_timeout_s=8.0)
+    driven.run(17.5)
+    assert driven.machine.phase is JobPhase.RUNNING
+    driven.run(3.0)
+    assert driven.exit_code() == 1
+
+
+def test_a_rank_that_has_not_been_heard_yet_has_not_proved_that_a_link_to_it_is_broken():
+    driven = going_on()
+    driven.say("r0", resume(suspected=(1,)))
+    driven.run(5.0)
+    assert driven.machine.failed_links == ()
+    assert driven.machine.phase is JobPhase.RUNNING
+
+
+def test_barriers_at_which_nodes_wait_are_reached_whether_the_log_knows_of_them_or_not():
+    driven = going_on()
+    driven.say("r2", resume(barriers=(0,), last_rounds={0: 4}))  # of both the log knows
+    driven.say("r0", resume(barriers=(0,)))
+    driven.forget()
+    driven.say("r1", resume(barriers=(0,)))
+    assert [driven.heard(f"r{rank}", m.BarrierReached) for rank in range(3)] == [[m.BarrierReached(0)]] * 3
+    driven.say("r1", resume(barriers=(0,)))
+    assert driven.heard("r1", m.BarrierReached) == [m.BarrierReached(0)], "the answer was lost"
+    assert driven.machine.phase is JobPhase.RUNNING
+
+
+def test_a_rank_that_has_finished_is_waited_for_at_no_barrier_where_scripts_may_end_unevenly():
+    driven = going_on(joins=True)
+    for number in range(2):
+        for rank in range(2):
+            driven.say(f"r{rank}", m.Barrier(number=number))
+    assert driven.heard("r0", m.BarrierReached) == [m.BarrierReached(0), m.BarrierReached(1)]
+    driven.say("r0", m.Barrier(number=2))
+    driven.forget()
+    driven.say("r1", m.Finished(last_rounds={}))
+    assert driven.heard("r0", m.BarrierReached) == [m.BarrierReached(2)], "nor is one that finishes now"
 
 
 # ------------------------------------------------------- what is read from a replay log is what was written

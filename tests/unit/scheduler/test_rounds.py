@@ -501,6 +501,29 @@ def test_no_other_rank_may_move_them():
         Job().moved(1)
 
 
+def test_a_node_that_is_back_hears_once_what_has_moved_of_rounds_that_are_not_complete():
+    driven = running(2)
+    for rank in range(2):
+        driven.say(rank, m.RegisterKeys(keys=(key("w"),)))
+
+    def moves(version: int, round: int) -> list[Moved]:
+        """Move a chunk, twice; return what a node hears that is back."""
+        driven.install(msgspec.structs.replace(star(2, version=version), takes_over=True))
+        for _ in range(2):
+            driven.say(0, Moved(key=0, round=round, version=version, chunks=(0,)))
+        driven.forget()
+        driven.say(1, m.Resume(keys=(), begun=(), barriers=()))
+        return driven.heard(1, Moved)
+
+    driven.say(0, m.TopologyRequest(begun=(begun(0, 0),)))
+    driven.say(1, m.TopologyRequest(begun=(begun(0, 0),)))
+    assert moves(2, 0) == [Moved(key=0, round=0, version=2, chunks=(0,))]
+    for number in range(1, 8):
+        for rank in range(2):
+            driven.say(rank, m.TopologyRequest(begun=(begun(0, number),)))
+    assert moves(3, 7) == [Moved(key=0, round=7, version=3, chunks=(0,))]
+
+
 def test_what_has_moved_once_is_moved_again_by_its_new_root_alone():
     job = Job()
     first = job.moved(0)

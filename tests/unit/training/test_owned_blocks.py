@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from netstorm.kvstore.asynchronous.blocks import Owners
-from netstorm.training.owned_blocks import OwnedBlocks, block_extent, initial_blocks
+from netstorm.training.owned_blocks import OwnedBlocks, initial_blocks
 from tests.unit.training.blocks import granted_key
 
 
@@ -169,9 +169,3 @@ def test_a_rank_copies_its_own_blocks_and_in_an_elastic_job_all(elastic, held):
     value[:] = -1
     assert sorted(blocks) == held
     assert blocks[1].tolist() == [4, 5, 6, 7]
-
-
-def test_a_block_is_a_chunk_or_the_whole_key():
-    key = granted_key()
-    assert block_extent(key, 2, whole=False) == slice(8, 10)
-    assert block_extent(key, 0, whole=True) == slice(0, 10)

@@ -13,6 +13,7 @@ from netstorm.kvstore.asynchronous.blocks import (
     BlockState,
     Clocks,
     Owners,
+    block_extent,
     chunks_of,
     pieces_of,
 )
@@ -37,6 +38,11 @@ def push(number: int = 0, chunk: int = 0) -> Push:
 
 def values(*numbers: float) -> bytes:
     return np.array(numbers, np.float32).tobytes()
+
+
+def test_a_block_is_a_chunk_or_the_whole_key():
+    assert block_extent(key(), 2, whole=False) == slice(8, 10)
+    assert block_extent(key(), 0, whole=True) == slice(0, 10)
 
 
 def test_owners_get_blocks_in_proportion_to_their_weights():

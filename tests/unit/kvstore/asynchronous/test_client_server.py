@@ -183,6 +183,28 @@ def test_of_pushes_that_wait_for_others_a_bounded_number_of_bytes_is_kept():
     owner.push(1, push(3), bytes(16))  # push 1 waits for the store alone
 
 
+def test_pulls_that_wait_for_updates_are_bounded_in_bytes_and_others_always_have_room():
+    waiting = WaitingBytes(of_one=3000)
+    owner = new_serving(waiting=waiting)
+    owner.serve(key(), Store())
+
+    def pull(number: int, pushed: int = 1) -> None:
+        waiting.begin(Peer(1))
+        owner.pull(1, Pull(path=(), hop=0, key=0, number=number, pushed=pushed), None)
+
+    pull(0)
+    pull(1)
+    with pytest.raises(NoRoom, match="wait here for updates that it has to contain"):
+        pull(2)
+    for number in range(3, 9):
+        pull(number, pushed=0)
+    assert not waiting.take_ready()
+    owner.finished(2)
+    assert waiting.take_ready(), "what a clock lets pass is asked for again"
+    owner.stop()
+    assert waiting.room(Peer(1)) == math.inf
+
+
 @pytest.mark.parametrize(
     "wrong", [{"namespace": 5000}, {"namespace": -1}, {"clock": 1 << 40}, {"pushed": -1}]
 )

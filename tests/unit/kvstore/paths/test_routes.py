@@ -24,11 +24,18 @@ from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Delivered, Part, Phase, Tick
-from netstorm.pslite.machine import URGENT, Send, WaitingBytes
+from netstorm.pslite.machine import URGENT, ForwardedBytes, Order, Send, WaitingBytes
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree
 from tests.unit.kvstore.rounds.ranks import legal_part
+
+
+def forwarded(
+    message: Part | m.Routed, payload: bytes | None, payload_crc: int | None, order: Order
+) -> Send | None:
+    return forwarded_send(message, payload, payload_crc, order, peer=Peer(0), counts=ForwardedBytes())
+
 
 PART = legal_part(key=3, round=4, chunk=5, phase=Phase.BROADCAST, is_aux=True, path=(2, 0, 3, 1), hop=1)
 
@@ -39,7 +46,7 @@ def test_a_part_goes_along_its_path_and_its_confirmation_comes_back_the_same_way
         rank = part.path[part.hop]
         check_path(part, Peer(sender), rank, 4)
         nodes.append(rank)
-        send = forwarded_send(part, b"1234", 77, (0, 0, 0))
+        send = forwarded(part, b"1234", 77, (0, 0, 0))
         if send is None:
             break
         assert (send.payload, send.payload_crc) == (b"1234", 77)
@@ -111,7 +118,7 @@ def walk(send, rank, size):
         sender, rank = rank, int(send.peer)
         check_path(part, Peer(sender), rank, size)
         nodes.append(rank)
-        further = forwarded_send(part, send.payload, 0, send.order)
+        further = forwarded(part, send.payload, 0, send.order)
         if further is None:
             return nodes, part.path[0]
         send = further
@@ -123,9 +130,9 @@ def walk(send, rank, size):
         (plain(1), 0, (0, 2, 1), [2, 1], 0),
         (plain(1), 0, (0, 3, 2, 1), [3, 2, 1], 0),
         # on a path 2-0-3-1, at 0, whose link to 3 has failed
-        (forwarded_send(PART, None, 0, ()), 0, (0, 1, 3), [1], 2),  # the end is on the way
-        (forwarded_send(PART, None, 0, ()), 0, (0, 2, 3), [2, 3, 1], 2),  # back over the node where it began
-        (forwarded_send(PART, None, 0, ()), 0, (0, 4, 3), [4, 3, 1], 2),
+        (forwarded(PART, None, 0, ()), 0, (0, 1, 3), [1], 2),  # the end is on the way
+        (forwarded(PART, None, 0, ()), 0, (0, 2, 3), [2, 3, 1], 2),  # back over the node where it began
+        (forwarded(PART, None, 0, ()), 0, (0, 4, 3), [4, 3, 1], 2),
         # its own path 0-3-1 begins with the link that failed
         (
             Send(peer=Peer(3), message=msgspec.structs.replace(PART, path=(0, 3, 1), hop=1)),
@@ -147,7 +154,7 @@ def test_around_a_failed_link_a_part_comes_to_its_end_as_if_its_first_node_had_s
 def test_two_failed_links_one_after_the_other():
     first = reroute_part(plain(1), 0, (0, 2, 1))
     assert isinstance(first.message, Part)
-    at_2 = forwarded_send(first.message, b"1234", 7, (1,))
+    at_2 = forwarded(first.message, b"1234", 7, (1,))
     assert at_2 is not None
     second = reroute_part(at_2, 2, (2, 0, 3, 1))
     assert walk(second, 2, 4) == ([0, 3, 1], 0)
@@ -274,10 +281,10 @@ def tick(path: tuple[int, ...], hop: int) -> Tick:
 def test_a_message_is_passed_on_until_the_end_of_its_path():
     first = tick((3, 1, 2), 1)
     check_route(first, Peer(3), rank=1, size=4)
-    send = forwarded_send(first, None, 0, queue_order(first, 0))
+    send = forwarded(first, None, 0, queue_order(first, 0))
     assert send is not None
     assert (send.peer, send.message) == (2, msgspec.structs.replace(first, hop=2))
-    assert forwarded_send(tick((3, 1, 2), 2), None, 0, URGENT) is None
+    assert forwarded(tick((3, 1, 2), 2), None, 0, URGENT) is None
 
 
 @pytest.mark.parametrize(
