@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -210,7 +211,8 @@ def test_a_rank_whose_heartbeats_are_overdue_is_not_called_busy_yet():
 
 def test_if_the_job_goes_on_without_a_silent_rank_the_next_one_is_found_at_once():
     driven = running(3, heartbeat_timeout_s=10.0)
-    liveness, now = driven.machine.job.members.liveness, driven.now
+    job: Any = driven.machine.job
+    liveness, now = job.members.liveness, driven.now
     liveness.heard(2, now + 9.0)
     liveness.overdue(now + 9.5)
     assert liveness.check(now + 11.0).rank == 0
@@ -222,7 +224,8 @@ def test_if_the_job_goes_on_without_a_silent_rank_the_next_one_is_found_at_once(
 
 def test_what_a_rank_has_said_of_a_link_is_forgotten_with_it():
     driven = running(3)
-    liveness, now = driven.machine.job.members.liveness, driven.now
+    job: Any = driven.machine.job
+    liveness, now = job.members.liveness, driven.now
     liveness.suspect(0, 1, "no connection", now)
     liveness.suspect(2, 1, "no connection", now)
     liveness.stop_watching(0)
@@ -270,7 +273,8 @@ def test_policies_that_follow_measurements_are_formed_without_a_failed_link():
         for rank in range(3):
             driven.say(rank, m.Heartbeat())
         driven.tick()
-    links = driven.machine.job.awareness.collector.estimate(driven.now).network.links
+    job: Any = driven.machine.job
+    links = job.awareness.collector.estimate(driven.now).network.links
     pairs = {(link.source, link.target) for link in links}
     assert (0, 2) not in pairs
     assert (2, 1) in pairs
