@@ -459,7 +459,7 @@ def _start_scheduler(settings: Settings, host: str) -> SchedulerProcess:
 
 _log = logging.getLogger(__name__)
 
-_NEWEST_TESTED: Final = (2, 13)
+_NEWEST_TESTED: Final = (2, 14)
 """Of PyTorch's releases."""
 
 

@@ -13,17 +13,17 @@ from netstorm.frontends.torch.startup import untested_version
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13rc1", "2.9.1"])
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.14.1+cu130", "2.13rc1", "2.9.1"])
 def test_a_version_of_pytorch_that_is_tested_or_older_is_not_mentioned(version):
     assert untested_version(version) is None
 
 
-@pytest.mark.parametrize("version", ["2.14.1+cu130", "2.14.0a0+git12", "3.0", "2.15rc1"])
+@pytest.mark.parametrize("version", ["2.15.1+cu130", "2.15.0a0+git12", "3.0", "2.16rc1"])
 def test_a_newer_version_of_pytorch_is_named_beside_the_one_that_is_tested(version):
     said = untested_version(version)
     assert said is not None
-    assert said.startswith(f"PyTorch {version} is newer than 2.13")
-    assert "pip install 'torch==2.13.*'" in said
+    assert said.startswith(f"PyTorch {version} is newer than 2.14")
+    assert "pip install 'torch==2.14.*'" in said
 
 
 def test_the_extra_takes_later_versions_than_the_one_that_scripts_install():
