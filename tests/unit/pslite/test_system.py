@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
+import psutil
 import pytest
 
 from netstorm import clock
+from netstorm.pslite import system
 from netstorm.pslite.system import SHORT_CALL, active_calls, switch_intervals, yield_to_call
 
 WANTED_S = 0.0001
@@ -99,3 +101,14 @@ def test_a_child_that_was_forked_in_a_call_is_in_none_and_leaves_it(now):
         yield_to_call()
     yield_to_call()
     assert now.slept_s == 0
+
+
+def test_a_process_has_the_memory_of_its_machine_or_of_its_container(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(system, "_CGROUP", limit)
+    machine = psutil.virtual_memory().total
+    assert system.memory_bytes() == pytest.approx(machine, rel=0.01)
+    limit.write_text("max\n")
+    assert system.memory_bytes() == pytest.approx(machine, rel=0.01)
+    limit.write_text("1048576\n")
+    assert system.memory_bytes() == 1 << 20
