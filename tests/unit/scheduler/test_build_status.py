@@ -168,6 +168,7 @@ def test_a_policy_that_a_view_brings_begins_with_the_view():
     cluster.run_for(10.0)
     last = seen[-1]
     assert last.policy.version > seen[0].policy.version
+    assert last.view is not None
     (change,) = last.view.changes
     assert last.policy.since_s == pytest.approx(change.ago_s, abs=1.0)
 
