@@ -1,4 +1,4 @@
-"""What comes over HTTP: requests to the pages of a process, and the status that `netstorm top` reads."""
+"""What comes over HTTP: requests to the pages of a process, and the status that those read who watch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from rich.console import Console
 
 from decoders.wire import PACK_ERRORS
 from netstorm.cli.top_view import view
+from netstorm.dashboard.history import History
+from netstorm.dashboard.page import report
+from netstorm.dashboard.recording import JobRecord
 from netstorm.errors import Unavailable, UsageError
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.testing.decoders import FuzzTarget, of_words, structured
@@ -90,6 +93,9 @@ def _decode_status(data: bytes) -> Hashable:
         return "no status"  # netstorm top says so
     console = Console(file=io.StringIO(), width=100, height=40)
     console.print(view(status, 100))
+    history = History()
+    history.add(status)
+    report({status.job: JobRecord(frames=[], points=history.points, events=history.events, policies=[])})
     return status.phase, len(status.nodes), len(status.links)
 
 

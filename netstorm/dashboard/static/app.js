@@ -58,10 +58,8 @@ function waits(node) {
   return node.waits || "";
 }
 
-function nameOf(rank) {
-  const node = model.frame.nodes.find((each) => each.rank === rank);
-  return node && node.site ? `${rank} ${node.site}` : String(rank);
-}
+let sites = new Map();
+const nameOf = (rank) => (sites.get(rank) ? `${rank} ${sites.get(rank)}` : String(rank));
 
 function aboutLink([source, target, , , , marks]) {
   const failed = model.frame.failed.find((link) => link[0] === source && link[1] === target);
@@ -122,6 +120,7 @@ function show() {
   element("tile-policy").textContent = String(frame.policy);
   element("tile-policy-about").textContent = `policy, for ${Format.elapsed(frame.since)}`;
   element("tile-failed").textContent = String(frame.failed.length);
+  sites = new Map(frame.nodes.map((node) => [node.rank, node.site]));
   nodes.show(frame.nodes);
   links.show(frame.links);
   const more = frame.all_links > frame.links.length ? `, of ${frame.all_links}` : "";

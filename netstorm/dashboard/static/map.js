@@ -138,7 +138,7 @@ class NetworkMap {
     const chosen = [this.chosen, this.hovered].some((item) => item && item.source === link.source
       && item.target === link.target) || this.touches(link);
     pen.strokeStyle = pen.fillStyle = failed ? this.colours.bad : this.linkColour(link);
-    pen.globalAlpha = failed || link.tree || chosen ? 1 : 0.3;
+    pen.globalAlpha = failed || chosen ? 1 : !link.tree ? 0.3 : many && this.tree === null ? 0.35 : 1;
     pen.lineWidth = (link.tree ? (many ? 1 : 2.5) : 1) + (chosen ? 1.5 : 0);
     pen.setLineDash(failed ? [3, 5] : link.marks.includes("m") ? [] : [6, 4]);
     pen.beginPath();
@@ -162,10 +162,10 @@ class NetworkMap {
     pen.beginPath();
     pen.arc(spot.x, spot.y, radius + (chosen ? 3 : 0), 0, 2 * Math.PI);
     pen.fill();
+    if (many && !chosen) return;
     pen.lineWidth = 2;
     pen.strokeStyle = colours.land;
     pen.stroke();
-    if (many && !chosen) return;
     if (node.waiting > 0 && node.state !== "left") { // the ring is the part of the time that its script waits
       pen.strokeStyle = colours.text;
       pen.lineWidth = 2.5;

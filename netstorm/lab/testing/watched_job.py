@@ -30,9 +30,10 @@ LOST: Final = 8
 """The rank that dies."""
 
 _ELEMENTS: Final = {"embedding": 400_000, "dense.weight": 250_000, "dense.bias": 1_000, "head": 60_000}
+"""Of each key; with larger chunks than a job would have, since each takes time to simulate."""
 
 
-def watch_a_job(network: Network, see: Callable[[JobStatus], None], *, seconds: float = 60.0) -> None:
+def watch_a_job(network: Network, see: Callable[[JobStatus], None], *, seconds: float = 50.0) -> None:
     """Run a job of nine nodes for so many virtual seconds, and call `see` with its status each second.
 
     Args:
@@ -53,6 +54,8 @@ def watch_a_job(network: Network, see: Callable[[JobStatus], None], *, seconds: 
         topology="auto",
         model=f"{4 * sum(_ELEMENTS.values())}B",
         update_time_s=5.0,
+        chunk_size=200_000,
+        largest_chunk=200_000,
         elastic="3:9",
         heartbeat_timeout_s=8.0,
         link_timeout_s=3.0,
@@ -79,7 +82,7 @@ def watch_a_job(network: Network, see: Callable[[JobStatus], None], *, seconds: 
         )
         for node in cluster.nodes:
             node.pending.clear()
-        cluster.run_for(0.4)  # a step computes, too
+        cluster.run_for(0.9)  # a step computes, too
 
 
 def large_job(nodes: int, *, time: float, version: int = 1) -> JobStatus:

@@ -15,6 +15,7 @@ from netstorm.protocol.messages import NodeStatus
 from netstorm.scheduler.build_status import build_status, metrics
 from netstorm.scheduler.snapshot import MOST_CHARACTERS, Announcements
 from netstorm.scheduler.status import JobStatus
+from netstorm.topology.files import parse_network
 from tests.unit.scheduler.driving import Driven, key, running, star
 
 
@@ -127,6 +128,49 @@ def test_the_policy_is_seen_with_its_trees_and_the_reasons_of_those_before():
     (former,) = status.former
     assert (former.version, former.ended_s) == (1, 5.0)
     assert former.lasted_s == pytest.approx(10.0)
+
+
+def test_the_first_keys_are_seen_with_their_shapes_and_bytes():
+    driven = running(2)
+    driven.say(0, m.RegisterKeys(keys=(key("w", (10, 20)), key("b", (20,)))))
+    keys = status_of(driven).keys
+    assert [(one.name, one.shape, one.dtype, one.bytes, one.members) for one in keys.first] == [
+        ("w", (10, 20), "float32", 800, 0),
+        ("b", (20,), "float32", 80, 0),
+    ]
+    assert keys.count == 2
+
+
+def test_what_waits_at_a_node_is_seen_and_where_the_network_file_says_that_it_is():
+    nodes = "nodes: {0: {site: oslo, lat: 59.9, lon: 10.8}, 1: {site: rome}}"
+    network = parse_network(f"{nodes}\nlinks: [{{between: [0, 1], rate: 9Mbit}}]")
+    cluster = SimulatedCluster(2, network=network, awareness=True)
+    cluster.allreduce("w", [[1.0], [2.0]])
+    cluster.run_for(10.0)
+    seen: list[JobStatus] = []
+    cluster.watch(1.0, seen.append)
+    cluster.run_for(2.5)
+    assert [round(status.time, 6) for status in seen] == [
+        pytest.approx(seen[0].time + second) for second in range(3)
+    ]
+    last = seen[-1].nodes
+    assert [(node.site, node.lat, node.lon) for node in last] == [("oslo", 59.9, 10.8), ("rome", None, None)]
+    assert all(node.queued is not None and node.queued >= 0 for node in last)
+    assert status_of(running(2)).nodes[0].queued is None
+
+
+def test_a_policy_that_a_view_brings_begins_with_the_view():
+    cluster = SimulatedCluster(3, seed=1, elastic="1:3", heartbeat_timeout_s=4.0, link_timeout_s=3.0).join()
+    cluster.run_for(20.0)
+    seen: list[JobStatus] = []
+    cluster.watch(1.0, seen.append)
+    cluster.faults.crash(2)
+    cluster.run_for(10.0)
+    last = seen[-1]
+    assert last.policy.version > seen[0].policy.version
+    assert last.view is not None
+    (change,) = last.view.changes
+    assert last.policy.since_s == pytest.approx(change.ago_s, abs=1.0)
 
 
 def test_the_last_twenty_reasons_are_kept_the_newest_first():

@@ -159,6 +159,14 @@ def test_what_is_written_is_what_a_person_would_write():
     )
 
 
+def test_where_nodes_are_is_read_and_written_exactly():
+    network = parse_network(
+        "nodes: {0: {lat: -33.9, lon: +151.2}, 1: {}}\nlinks: [{between: [0, 1], rate: 1Mbit}]"
+    )
+    assert [(node.lat, node.lon) for node in network.nodes] == [(-33.9, 151.2), (None, None)]
+    assert parse_network(dump_network(network)) == network
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_reads_and_survives_being_written(path: Path):
     network = load_network(path)
@@ -244,6 +252,9 @@ WRONG = [
             "without spaces, commas, ; and /"
         ),
     ),
+    ("nodes: {0: {lat: 91, lon: 0}}", "1: lat of rank 0: '91': expected degrees north, from -90 to 90"),
+    ("nodes: {0: {lat: 1, lon: 1e2}}", "1: lon of rank 0: '1e2': expected degrees east, from -180 to 180"),
+    ("nodes: {0: {lat: 1}}", "1: rank 0 has one of lat and lon: expected both or neither"),
     (
         "nodes:\n  0:\n    egress: 100",
         f"3: egress of rank 0: '100' has no unit: {UNITS}, such as '100Mbit'",

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from netstorm.cli.main import app
+from netstorm.dashboard.recording import read_recording
 from netstorm.errors import UsageError
 from netstorm.lab.commands.simulate import CaseTimeout, Study, StudyOptions, check_plot, draw_plot
 from netstorm.lab.commands.simulate_worker import (
@@ -175,12 +176,24 @@ def test_the_worker_says_what_cannot_be_done(wrong):
         (["--network", NETWORK, "--nodes", 4], "--nodes 4 with --network"),
         (["--json", "/no/such/folder/out.json"], "there is no folder /no/such/folder"),
         (["--engine", "cluster", "--nodes", 500], "of memory"),
+        (["--record", "a", "--model", "1MB"], "schemes and 10 seeds: expected one of each"),
+        (["--record", "a", "--engine", "predictor"], "the predictor has no job to record"),
     ],
 )
 def test_a_wrong_argument_is_named_with_what_is_allowed(arguments, message):
     result = run(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_a_simulated_job_is_recorded(tmp_path):
+    path = tmp_path / "job.jsonl"
+    one = ("-n", 3, "--seeds", 1, "--topology", "fapt", "--model", "4MB")
+    made = run(*one, "--record", path)
+    assert made.exit_code == 0, made.output
+    statuses = list(read_recording(path))
+    assert statuses[-1].phase == "running"
+    assert len(statuses[-1].nodes) == 3
 
 
 def test_a_plot_needs_a_kind_of_file_that_can_be_drawn(tmp_path):
