@@ -260,6 +260,9 @@ def _events(status: JobStatus, before: JobStatus | None) -> Iterator[tuple[JobEv
             )
 
 
+_STATE_WORDS: Final = {"left": "has left", "finished": "has finished", "running": "runs"}
+
+
 def _who(node: NodeView) -> str:
     name = "A node" if node.rank is None else f"Rank {node.rank}"
     return f"{name} ({node.site or host_port(node.host, node.port)})"
