@@ -246,14 +246,20 @@ def _events(status: JobStatus, before: JobStatus | None) -> Iterator[tuple[JobEv
             yield JobEvent(now, "link", text), ("back", link.source, link.target, now)
     if status.phase != before.phase:
         yield JobEvent(now, "job", f"The job is {status.phase}: {status.text}"), ("phase", now)
-    states = {(node.host, node.port): node.state for node in before.nodes}
+    states = {_identity(node): node.state for node in before.nodes}
     for node in status.nodes:
-        old_state = states.get((node.host, node.port))
+        old_state = states.get(_identity(node))
         if old_state != node.state and (old_state or node.state) != "joining":
-            yield (
-                JobEvent(now, "node", f"{_who(node)} is {node.state}"),
-                ("node", _who(node), node.state, now),
-            )
+            who, becomes = _who(node), _BECOMES.get(node.state, f"is {node.state}")
+            yield JobEvent(now, "node", f"{who} {becomes}"), ("node", who, node.state, now)
+
+
+_BECOMES: Final = {"left": "has left", "finished": "has finished", "running": "runs"}
+
+
+def _identity(node: NodeView) -> object:
+    """Return what tells a node from others: its rank, or its address while it has none."""
+    return (node.host, node.port) if node.rank is None else node.rank
 
 
 def _who(node: NodeView) -> str:

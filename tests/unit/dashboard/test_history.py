@@ -57,7 +57,7 @@ def test_losses_failed_links_and_what_becomes_of_nodes_are_events_in_words():
     assert set(events_of(before, after)[1:]) == {
         ("link", "Link 0 → 1 has failed: no answer"),
         ("view", "View 1, 8 nodes: rank 8 is lost"),
-        ("node", "Rank 8 (site-1) is left"),
+        ("node", "Rank 8 (site-1) has left"),
         ("job", "The job is failed: no"),
     }
     assert ("link", "Link 0 → 1 is back") in events_of(after, job(BEGIN + 2))
