@@ -117,7 +117,7 @@ class StatusSource:
             connection.close()
         if response.status == http.client.UNAUTHORIZED:
             which = "a token" if self._access.token is None else "another token than the given one"
-            raise UsageError(f"{self}: it wants {which}: netstorm top --token-file FILE")
+            raise UsageError(f"{self}: it wants {which}: --token-file FILE")
         try:
             return clean(msgspec.json.decode(body, type=JobStatus))
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
@@ -148,7 +148,7 @@ def find(
     names = ", ".join(jobs)
     if job is None:
         if len(jobs) > 1:
-            raise UsageError(f"{source} has {len(jobs)} jobs: {names}; say which: netstorm top --job NAME")
+            raise UsageError(f"{source} has {len(jobs)} jobs: {names}; say which: --job NAME")
         if status.jobs:
             source.job = jobs[0]  # not another job, when this one has ended
         return source, status
@@ -204,9 +204,7 @@ def find_scheduler(
         return found[0]
     if found:
         jobs = ", ".join(f"{status.job!r} at {source}" for source, status in found)
-        raise UsageError(
-            f"{len(found)} schedulers run here: {jobs}; say which: netstorm top --scheduler HOST:PORT"
-        )
+        raise UsageError(f"{len(found)} schedulers run here: {jobs}; say which: --scheduler HOST:PORT")
     if elsewhere:
         raise UsageError(_hint(elsewhere))
     raise UsageError(

@@ -237,7 +237,7 @@ def test_top_watches_a_scheduler_that_has_a_token_and_a_certificate(
         seen = top("--scheduler", address, *ca, *token)
         assert (seen.exit_code, json.loads(seen.stdout)["phase"]) == (0, "gathering")
         for options, text in (
-            (ca, "wants a token: netstorm top --token-file FILE"),
+            (ca, "wants a token: --token-file FILE"),
             (token, "https://HOST:PORT"),
             (("--scheduler", f"https://{address}", *token), "certificate is not trusted"),
         ):
