@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -92,7 +92,7 @@ class Doctor:
         self._insecure: Final = insecure or settings.security == "off"
         self._servers: list[asyncio.Server] = []
         self._datagrams: list[asyncio.DatagramTransport] = []
-        self._connections = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def facts(self) -> Facts:
@@ -109,6 +109,9 @@ class Doctor:
             server.close()
         for datagrams in self._datagrams:
             datagrams.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _open(self, door: Door) -> Door:
         """Listen at one port, or at all addresses if that one is not this machine's, as behind a NAT."""
@@ -123,7 +126,7 @@ class Doctor:
             except OSError:
                 continue
             port = int(listener.getsockname()[1])
-            self._servers.append(await asyncio.start_server(self._serve, sock=listener))
+            self._servers.append(await asyncio.start_server(self._accept, sock=listener))
             await self._listen_for_datagrams(host, port)
             return msgspec.structs.replace(door, port=port, advertised_port=door.advertised_port or port)
         return door
@@ -139,18 +142,21 @@ class Doctor:
         transport, _ = await loop.create_datagram_endpoint(lambda: _Answers(self.key), sock=listener)
         self._datagrams.append(transport)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._connections >= _MOST_CONNECTIONS:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= _MOST_CONNECTIONS:
             writer.transport.abort()
             return
-        self._connections += 1
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire = Wire(reader, writer, key=self.key, is_server=True)
         try:
             with contextlib.suppress(*_ENDS):
                 await asyncio.wait_for(wire.greet(), GREETING_S)
                 await self.answer_all(wire, first_s=GREETING_S)
         finally:
-            self._connections -= 1
             wire.close()
 
     async def answer_all(self, wire: Wire, *, first_s: float = _IDLE_S) -> None:
@@ -227,11 +233,11 @@ class _Answers(asyncio.DatagramProtocol):
         self._key: Final = key
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = cast("asyncio.DatagramTransport", transport)  # not its class before Python 3.12
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         answer = datagram_answer(self._key, data)
-        if answer is not None and isinstance(self._transport, asyncio.DatagramTransport):
+        if answer is not None:
             self._transport.sendto(answer, addr)
 
 
@@ -340,7 +346,7 @@ async def _datagrams(target: Target, found: ProbeResult, key: bytes) -> ProbeRes
         async def passes(size: int) -> bool:
             for _ in range(_TRIES):
                 number = secrets.token_bytes(8)
-                with contextlib.suppress(OSError, asyncio.TimeoutError, TimeoutError):
+                with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                     client.send(datagram_probe(key, number, size))
                     data = await asyncio.wait_for(loop.sock_recv(client, 2048), limit_s)
                     if datagram_size(key, number, data) == max(size, len(data)):
