@@ -19,6 +19,7 @@ from netstorm.pslite.keys import JobKey, NodeKey
 from tests.integration.forking import ROOT, Forker
 from tests.wan.doctor_hosts import PLAIN_HOSTS, Doctors, Host
 
+
 def later(seconds: int) -> str:
     """Return what sets the clocks of a process."""
     return (
@@ -33,6 +34,10 @@ UNAME26 = "import ctypes, platform; platform._uname_cache = None; ctypes.CDLL(No
 CONTROLS = "/proc/sys/net/ipv4/tcp_congestion_control"
 AVAILABLE = "/proc/sys/net/ipv4/tcp_available_congestion_control"
 RUN = "import sys; sys.argv[:2] = ['netstorm']; from netstorm.cli.main import app; app()"
+MEMORY = (
+    "MemTotal: 4000000 kB\nMemFree: 90000 kB\nMemAvailable: 100000 kB\nBuffers: 1 kB\nCached: 1 kB\n"
+    "Active: 1 kB\nInactive: 1 kB\nShmem: 1 kB\n"
+)
 BAD_NETWORK = "nodes: {0: {}, 1: {}}\nlinks:\n  - {between: [0, 1], rate: fast}\n"
 
 
@@ -49,67 +54,194 @@ class Alone:
 
 ALONE = [
     # ------------------------------------------------------------------------------ settings, keys and files
-    Alone("a setting that is misspelled", "1", "settings", "NETSTORM_PROT: there is no setting",
-          Host((("NETSTORM_PROT", "9100"),))),
-    Alone("a setting with a wrong value", "2", "settings", "DMLC_PS_ROOT_PORT='abc'",
-          Host((("DMLC_PS_ROOT_PORT", "abc"),))),
-    Alone("settings that contradict each other", "4", "settings", "with NETSTORM_SECURITY=off",
-          Host((("NETSTORM_SECURITY", "off"), ("NETSTORM_KEY_FILE", "{folder}/job.key")))),
-    Alone("a key that others can read", "1", "key", "mode 0644 lets others read",
-          Host((("NETSTORM_KEY_FILE", "{folder}/open.key"),))),
-    Alone("a key that is not there", "5", "key", "/no/such.key: cannot read",
-          Host((("NETSTORM_KEY_FILE", "/no/such.key"),))),
-    Alone("a node's key for the job's", "6", "key", "it is a node key",
-          Host((("NETSTORM_KEY_FILE", "{folder}/node.key"),))),
-    Alone("an allow list that everybody can write", "1", "files", "everybody may add keys",
-          Host((("NETSTORM_ALLOW", "{folder}/nodes.allow"),))),
-    Alone("a network file that is wrong", "1", "files", "NETSTORM_NETWORK",
-          Host((("NETSTORM_NETWORK", "{folder}/bad.yaml"),))),
-    Alone("a state folder that cannot be written", "1", "files", "NETSTORM_STATE_DIR",
-          Host((("NETSTORM_STATE_DIR", "{folder}/bad.yaml/state"),))),
+    Alone(
+        "a setting that is misspelled",
+        "1",
+        "settings",
+        "NETSTORM_PROT: there is no setting",
+        Host((("NETSTORM_PROT", "9100"),)),
+    ),
+    Alone(
+        "a setting with a wrong value",
+        "2",
+        "settings",
+        "DMLC_PS_ROOT_PORT='abc'",
+        Host((("DMLC_PS_ROOT_PORT", "abc"),)),
+    ),
+    Alone(
+        "settings that contradict each other",
+        "4",
+        "settings",
+        "with NETSTORM_SECURITY=off",
+        Host((("NETSTORM_SECURITY", "off"), ("NETSTORM_KEY_FILE", "{folder}/job.key"))),
+    ),
+    Alone(
+        "a key that others can read",
+        "1",
+        "key",
+        "mode 0644 lets others read",
+        Host((("NETSTORM_KEY_FILE", "{folder}/open.key"),)),
+    ),
+    Alone(
+        "a key that is not there",
+        "5",
+        "key",
+        "/no/such.key: cannot read",
+        Host((("NETSTORM_KEY_FILE", "/no/such.key"),)),
+    ),
+    Alone(
+        "a node's key for the job's",
+        "6",
+        "key",
+        "it is a node key",
+        Host((("NETSTORM_KEY_FILE", "{folder}/node.key"),)),
+    ),
+    Alone(
+        "an allow list that everybody can write",
+        "1",
+        "files",
+        "everybody may add keys",
+        Host((("NETSTORM_ALLOW", "{folder}/nodes.allow"),)),
+    ),
+    Alone(
+        "a network file that is wrong",
+        "1",
+        "files",
+        "NETSTORM_NETWORK",
+        Host((("NETSTORM_NETWORK", "{folder}/bad.yaml"),)),
+    ),
+    Alone(
+        "a state folder that cannot be written",
+        "1",
+        "files",
+        "NETSTORM_STATE_DIR",
+        Host((("NETSTORM_STATE_DIR", "{folder}/bad.yaml/state"),)),
+    ),
     # --------------------------------------------------------------------------------- packages and kernel
-    Alone("a package that is too old", "3", "packages", "pyzmq 20.0: expected 26",
-          Host((("PYTHONPATH", "{folder}/stubs"),), options=("frameworks",))),
-    Alone("PyTorch that lacks a library", "3", "torch", "libcudart.so.12",
-          Host((("PYTHONPATH", "{folder}/stubs"),), options=("frameworks",))),
-    Alone("MXNet that crashes", "3", "mxnet", "killed by signal 11",
-          Host((("PYTHONPATH", "{folder}/stubs"),), options=("frameworks",))),
-    Alone("bbr not loaded", "1", "bbr", "bbr is not loaded; the kernel has reno cubic",
-          Host(files=((CONTROLS, "cubic\n"), (AVAILABLE, "reno cubic\n")))),
+    Alone(
+        "a package that is too old",
+        "3",
+        "packages",
+        "pyzmq 20.0: expected 26",
+        Host((("PYTHONPATH", "{folder}/stubs"),), options=("frameworks",)),
+    ),
+    Alone(
+        "PyTorch that lacks a library",
+        "3",
+        "torch",
+        "libcudart.so.12",
+        Host((("PYTHONPATH", "{folder}/stubs"),), options=("frameworks",)),
+    ),
+    Alone(
+        "MXNet that crashes",
+        "3",
+        "mxnet",
+        "killed by signal 11",
+        Host((("PYTHONPATH", "{folder}/stubs"),), options=("frameworks",)),
+    ),
+    Alone(
+        "bbr not loaded",
+        "1",
+        "bbr",
+        "bbr is not loaded; the kernel has reno cubic",
+        Host(files=((CONTROLS, "cubic\n"), (AVAILABLE, "reno cubic\n"))),
+    ),
     Alone("bbr not in use", "7", "bbr", "connections use cubic", Host(files=((CONTROLS, "cubic\n"),))),
     Alone("an old kernel", "1", "kernel", "Linux 2.6", Host(patch=UNAME26)),
     # ------------------------------------------------------------------------------------------------ limits
     Alone("few open files", "1", "open files", "ulimit -Hn is 200", Host(patch=FEW_FILES)),
-    Alone("a small /dev/shm", "1", "/dev/shm", "has 1MiB",
-          Host(shell="mount -t tmpfs -o size=1m tmpfs /dev/shm")),
-    Alone("a /dev/shm that is read-only", "7", "/dev/shm", "cannot be written",
-          Host(shell="mount -t tmpfs -o ro tmpfs /dev/shm")),
-    Alone("little memory", "1", "memory", "of memory are free",
-          Host(files=(("/proc/meminfo", "MemTotal: 4000000 kB\nMemFree: 90000 kB\nMemAvailable: 100000 kB\n"
-                       "Buffers: 1 kB\nCached: 1 kB\nActive: 1 kB\nInactive: 1 kB\nShmem: 1 kB\n"),))),
+    Alone(
+        "a small /dev/shm",
+        "1",
+        "/dev/shm",
+        "has 1MiB",
+        Host(shell="mount -t tmpfs -o size=1m tmpfs /dev/shm"),
+    ),
+    Alone(
+        "a /dev/shm that is read-only",
+        "7",
+        "/dev/shm",
+        "cannot be written",
+        Host(shell="mount -t tmpfs -o ro tmpfs /dev/shm"),
+    ),
+    Alone("little memory", "1", "memory", "of memory are free", Host(files=(("/proc/meminfo", MEMORY),))),
     # --------------------------------------------------------------------------------- names and addresses
-    Alone("a host without its own name", "1", "own name", "no address for 'ghost'", Host(patch="import socket; socket.sethostname('ghost')\n")),
-    Alone("a host whose name means 127.0.1.1", "8", "own name", "nodea means 127.0.1.1",
-          Host((("DMLC_PS_ROOT_URI", "nodea"),), (("/etc/hosts", "127.0.0.1 localhost\n127.0.1.1 nodea\n"),))),
-    Alone("a scheduler's name that is unknown", "7", "DNS", "no address for 'scheduler.example'",
-          Host((("DMLC_PS_ROOT_URI", "scheduler.example"),), (("/etc/resolv.conf", "\n"),))),
-    Alone("a DNS server that does not answer", "9", "DNS", "/etc/resolv.conf asks 10.78.1.99",
-          Host((("DMLC_PS_ROOT_URI", "scheduler.example"),), (("/etc/resolv.conf", "nameserver 10.78.1.99\n"),))),
-    Alone("a scheduler without a route to it", "10", "route", "no route to fd99::1",
-          Host((("DMLC_PS_ROOT_URI", "fd99::1"),))),
-    Alone("an interface that is not there", "11", "address", "DMLC_INTERFACE='wg9'",
-          Host((("DMLC_INTERFACE", "wg9"),))),
-    Alone("a NAT's address, without NETSTORM_BIND", "12", "address", "this host has no such address",
-          Host((("DMLC_NODE_HOST", "203.0.113.7"), ("DMLC_PS_ROOT_URI", "10.78.1.1"),
-                ("NETSTORM_SECURITY", "off")))),
+    Alone(
+        "a host without its own name",
+        "1",
+        "own name",
+        "no address for 'ghost'",
+        Host(patch="import socket; socket.sethostname('ghost')\n"),
+    ),
+    Alone(
+        "a host whose name means 127.0.1.1",
+        "8",
+        "own name",
+        "nodea means 127.0.1.1",
+        Host((("DMLC_PS_ROOT_URI", "nodea"),), (("/etc/hosts", "127.0.0.1 localhost\n127.0.1.1 nodea\n"),)),
+    ),
+    Alone(
+        "a scheduler's name that is unknown",
+        "7",
+        "DNS",
+        "no address for 'scheduler.example'",
+        Host((("DMLC_PS_ROOT_URI", "scheduler.example"),), (("/etc/resolv.conf", "\n"),)),
+    ),
+    Alone(
+        "a DNS server that does not answer",
+        "9",
+        "DNS",
+        "/etc/resolv.conf asks 10.78.1.99",
+        Host(
+            (("DMLC_PS_ROOT_URI", "scheduler.example"),), (("/etc/resolv.conf", "nameserver 10.78.1.99\n"),)
+        ),
+    ),
+    Alone(
+        "a scheduler without a route to it",
+        "10",
+        "route",
+        "no route to fd99::1",
+        Host((("DMLC_PS_ROOT_URI", "fd99::1"),)),
+    ),
+    Alone(
+        "an interface that is not there",
+        "11",
+        "address",
+        "DMLC_INTERFACE='wg9'",
+        Host((("DMLC_INTERFACE", "wg9"),)),
+    ),
+    Alone(
+        "a NAT's address, without NETSTORM_BIND",
+        "12",
+        "address",
+        "this host has no such address",
+        Host(
+            (
+                ("DMLC_NODE_HOST", "203.0.113.7"),
+                ("DMLC_PS_ROOT_URI", "10.78.1.1"),
+                ("NETSTORM_SECURITY", "off"),
+            )
+        ),
+    ),
     # ------------------------------------------------------------------------------------- ports and clocks
-    Alone("a node's port that is taken", "8", "port in use", "a node cannot listen at 10.78.0.1:9100",
-          Host((("NETSTORM_PORT", "9100"), ("DMLC_NODE_HOST", "10.78.0.1"), ("NETSTORM_SECURITY", "off")),
-               patch=TAKE_9100)),
-]  # fmt: skip
+    Alone(
+        "a node's port that is taken",
+        "8",
+        "port in use",
+        "a node cannot listen at 10.78.0.1:9100",
+        Host(
+            (("NETSTORM_PORT", "9100"), ("DMLC_NODE_HOST", "10.78.0.1"), ("NETSTORM_SECURITY", "off")),
+            patch=TAKE_9100,
+        ),
+    ),
+]
 
 
-COMMON = (("DMLC_PS_ROOT_URI", "10.78.0.1"), ("NETSTORM_PORT", "9100"), ("NETSTORM_KEY_FILE", "{folder}/job.key"))
+COMMON = (
+    ("DMLC_PS_ROOT_URI", "10.78.0.1"),
+    ("NETSTORM_PORT", "9100"),
+    ("NETSTORM_KEY_FILE", "{folder}/job.key"),
+)
 
 
 def plain(*more: tuple[str, str], **others: object) -> Host:
@@ -137,44 +269,124 @@ def rule(words: str) -> tuple[str, str]:
 
 
 BETWEEN = [
-    Between("a firewall that drops a port", "TCP port", "a -> b", "TCP 10.78.1.1:9100 is closed: no answer",
-            network=(rule("from 10.78.0.1 ipproto tcp dport 9100 blackhole"),)),
-    Between("a firewall in one direction", "TCP port", "b -> a", "though the other direction works",
-            network=(rule("from 10.78.1.1 ipproto tcp dport 9100 blackhole"),)),
-    Between("a firewall that refuses a port", "address", "a -> b", "no way to 10.78.1.1:9100",
-            network=(rule("from 10.78.0.1 ipproto tcp dport 9100 prohibit"),)),
-    Between("a scheduler's port that is closed", "TCP port", "b -> a", "TCP 10.78.0.1:9091 is closed",
-            network=(rule("from 10.78.1.1 ipproto tcp dport 9091 blackhole"),)),
-    Between("a firewall that drops the time", "UDP port", "b -> a", "UDP 10.78.0.1:9091 is closed",
-            network=(rule("from 10.78.1.1 ipproto udp dport 9091 blackhole"),)),
-    Between("an MTU that nobody is told", "MTU", "a -> b", "packets of more than 12",
-            network=(("link set to-b mtu 1300", "link set to-b mtu 1500"), rule("ipproto icmp blackhole"))),
-    Between("an advertised address of another network", "address", "a -> b", "10.99.0.1:9100",
-            b=plain(("DMLC_NODE_HOST", "10.99.0.1"), ("NETSTORM_BIND", "*"))),
-    Between("an advertised loopback address", "address", "a -> b", "which means 10.78.0.1:9100 itself",
-            b=plain(("DMLC_NODE_HOST", "127.0.0.1"), ("NETSTORM_BIND", "*"))),
-    Between("a NAT that does not forward", "NAT", "a -> b", "10.78.1.1:50001",
-            b=plain(("NETSTORM_ADVERTISED_PORT", "50001"))),
-    Between("an address that leads to another host", "address", "a -> b", "a doctor of another host answers",
-            b=plain(("DMLC_NODE_HOST", "10.78.0.1"), ("NETSTORM_BIND", "*"))),
+    Between(
+        "a firewall that drops a port",
+        "TCP port",
+        "a -> b",
+        "TCP 10.78.1.1:9100 is closed: no answer",
+        network=(rule("from 10.78.0.1 ipproto tcp dport 9100 blackhole"),),
+    ),
+    Between(
+        "a firewall in one direction",
+        "TCP port",
+        "b -> a",
+        "though the other direction works",
+        network=(rule("from 10.78.1.1 ipproto tcp dport 9100 blackhole"),),
+    ),
+    Between(
+        "a firewall that refuses a port",
+        "address",
+        "a -> b",
+        "no way to 10.78.1.1:9100",
+        network=(rule("from 10.78.0.1 ipproto tcp dport 9100 prohibit"),),
+    ),
+    Between(
+        "a scheduler's port that is closed",
+        "TCP port",
+        "b -> a",
+        "TCP 10.78.0.1:9091 is closed",
+        network=(rule("from 10.78.1.1 ipproto tcp dport 9091 blackhole"),),
+    ),
+    Between(
+        "a firewall that drops the time",
+        "UDP port",
+        "b -> a",
+        "UDP 10.78.0.1:9091 is closed",
+        network=(rule("from 10.78.1.1 ipproto udp dport 9091 blackhole"),),
+    ),
+    Between(
+        "an MTU that nobody is told",
+        "MTU",
+        "a -> b",
+        "packets of more than 12",
+        network=(("link set to-b mtu 1300", "link set to-b mtu 1500"), rule("ipproto icmp blackhole")),
+    ),
+    Between(
+        "an advertised address of another network",
+        "address",
+        "a -> b",
+        "10.99.0.1:9100",
+        b=plain(("DMLC_NODE_HOST", "10.99.0.1"), ("NETSTORM_BIND", "*")),
+    ),
+    Between(
+        "an advertised loopback address",
+        "address",
+        "a -> b",
+        "which means 10.78.0.1:9100 itself",
+        b=plain(("DMLC_NODE_HOST", "127.0.0.1"), ("NETSTORM_BIND", "*")),
+    ),
+    Between(
+        "a NAT that does not forward",
+        "NAT",
+        "a -> b",
+        "10.78.1.1:50001",
+        b=plain(("NETSTORM_ADVERTISED_PORT", "50001")),
+    ),
+    Between(
+        "an address that leads to another host",
+        "address",
+        "a -> b",
+        "a doctor of another host answers",
+        b=plain(("DMLC_NODE_HOST", "10.78.0.1"), ("NETSTORM_BIND", "*")),
+    ),
     Between("a clock that is 10 s off", "clock", "b", "its clock is 10 s ahead of", b=plain(patch=later(10))),
-    Between("another release", "release", "b", "NetStorm 0.1.9",
-            b=plain(patch="import netstorm; netstorm.__version__ = '0.1.9'")),
-    Between("another protocol", "protocol", "b", "protocol 1 of",
-            b=plain(patch="import netstorm.cli.doctor.facts as f; f.PROTOCOL_VERSION = 1")),
-    Between("another key", "key", "a -> b", "it has another key",
-            b=plain(("NETSTORM_KEY_FILE", "{folder}/other.key"))),
-    Between("no key", "key", "a -> b", "it has no key, and this",
-            b=plain(("NETSTORM_KEY_FILE", ""), options=("--insecure",))),
+    Between(
+        "another release",
+        "release",
+        "b",
+        "NetStorm 0.1.9",
+        b=plain(patch="import netstorm; netstorm.__version__ = '0.1.9'"),
+    ),
+    Between(
+        "another protocol",
+        "protocol",
+        "b",
+        "protocol 1 of",
+        b=plain(patch="import netstorm.cli.doctor.facts as f; f.PROTOCOL_VERSION = 1"),
+    ),
+    Between(
+        "another key",
+        "key",
+        "a -> b",
+        "it has another key",
+        b=plain(("NETSTORM_KEY_FILE", "{folder}/other.key")),
+    ),
+    Between(
+        "no key",
+        "key",
+        "a -> b",
+        "it has no key, and this",
+        b=plain(("NETSTORM_KEY_FILE", ""), options=("--insecure",)),
+    ),
     Between("chunks of another size", "settings", "b", "CHUNK_SIZE=4096", b=plain(("CHUNK_SIZE", "4096"))),
-    Between("two schedulers by one loopback address", "two schedulers", "a and b", "DMLC_PS_ROOT_URI=127.0.0.1",
-            a=plain(("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_NODE_HOST", "10.78.0.1"), ("NETSTORM_BIND", "*")),
-            b=plain(("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_NODE_HOST", "10.78.1.1"), ("NETSTORM_BIND", "*"))),
-    Between("a scheduler's name that means two hosts", "two schedulers", "b", "the scheduler's name means",
-            a=plain(("DMLC_PS_ROOT_URI", "sched"), files=(("/etc/hosts", PLAIN_HOSTS + "10.78.0.1 sched\n"),)),
-            b=plain(("DMLC_PS_ROOT_URI", "sched"), files=(("/etc/hosts", PLAIN_HOSTS + "10.78.1.1 sched\n"),))),
+    Between(
+        "two schedulers by one loopback address",
+        "two schedulers",
+        "a and b",
+        "DMLC_PS_ROOT_URI=127.0.0.1",
+        a=plain(("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_NODE_HOST", "10.78.0.1"), ("NETSTORM_BIND", "*")),
+        b=plain(("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_NODE_HOST", "10.78.1.1"), ("NETSTORM_BIND", "*")),
+    ),
+    Between(
+        "a scheduler's name that means two hosts",
+        "two schedulers",
+        "b",
+        "the scheduler's name means",
+        a=plain(("DMLC_PS_ROOT_URI", "sched"), files=(("/etc/hosts", PLAIN_HOSTS + "10.78.0.1 sched\n"),)),
+        b=plain(("DMLC_PS_ROOT_URI", "sched"), files=(("/etc/hosts", PLAIN_HOSTS + "10.78.1.1 sched\n"),)),
+    ),
     Between("a host that is not there", "host", "b", "", unserved="b"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -197,9 +409,11 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doctors]:
         path = folder / "stubs" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    with Forker("tests.wan.doctor_forker", {"OMP_NUM_THREADS": "1"}) as forker:
-        with Doctors(folder, forker) as made:
-            yield made
+    with (
+        Forker("tests.wan.doctor_forker", {"OMP_NUM_THREADS": "1"}) as forker,
+        Doctors(folder, forker) as made,
+    ):
+        yield made
 
 
 @pytest.fixture
@@ -239,9 +453,12 @@ def named(findings: list[dict[str, str]], check: str, says: str, where: str = ""
     return [
         one
         for one in findings
-        if one["severity"] != "ok" and one["check"] == check and says in one["what"] and one["do"]
+        if one["severity"] != "ok"
+        and one["check"] == check
+        and says in one["what"]
+        and one["do"]
         and (not where or one["where"] == where)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
@@ -290,7 +507,13 @@ def test_the_doctor_finds_nothing_between_hosts_that_are_well(doctors):
 
 def test_the_doctor_names_a_scheduler_that_has_the_port_and_a_clock_that_is_not_the_scheduler_s(doctors):
     variables = (("DMLC_PS_ROOT_URI", "10.78.0.1"), ("NETSTORM_SECURITY", "off"))
-    words = ["nsenter", f"--net=/run/netns/{doctors.namespace('a')}", sys.executable, "-c", f"{later(20)}{RUN}"]
+    words = [
+        "nsenter",
+        f"--net=/run/netns/{doctors.namespace('a')}",
+        sys.executable,
+        "-c",
+        f"{later(20)}{RUN}",
+    ]
     words += ["netstorm", "scheduler", "-n", "2", "--host", "10.78.0.1", "--ready-file", "/dev/stdout"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **dict(variables)}
     with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) as scheduler:
@@ -298,7 +521,9 @@ def test_the_doctor_names_a_scheduler_that_has_the_port_and_a_clock_that_is_not_
             assert scheduler.stdout is not None
             assert b"10.78.0.1:9091" in scheduler.stdout.readline()
             findings = doctors.findings("a", Host(variables))
-            assert named(findings, "two schedulers", f"a NetStorm scheduler, process {scheduler.pid}"), findings
+            assert named(findings, "two schedulers", f"a NetStorm scheduler, process {scheduler.pid}"), (
+                findings
+            )
             findings = doctors.findings("b", Host(variables))
             assert named(findings, "clock", "this clock is 20 s behind that of the scheduler"), findings
         finally:

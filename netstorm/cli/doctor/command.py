@@ -28,6 +28,8 @@ __all__ = ["doctor"]
 _SERVE_S: Final = 600.0
 """A doctor that is forgotten closes its ports after this."""
 
+_INTERRUPTED: Final = 130
+
 
 def doctor(
     logs: Annotated[
@@ -87,7 +89,8 @@ def doctor(
     Nothing is changed on any host. Doctors prove to each other that they have the job's key
     (NETSTORM_KEY_FILE; with --hosts a fresh one is handed out as by `netstorm launch`).
 
-    The exit code is 0 if all is well, 1 if there are errors or warnings, 2 if the arguments are wrong.
+    The exit code is 0 if all is well, 1 if there are errors or warnings, 2 if the arguments are wrong, 130
+    after Ctrl-C.
     """
     logging.getLogger("netstorm").addHandler(logging.NullHandler())  # warnings about settings are findings
     with exit_on_usage_error():
@@ -104,28 +107,28 @@ def doctor(
             _serve(serve_for, insecure=insecure, frameworks=not quick, stdio=stdio)
             return
         examined: list[ExaminedHost] = []
-        with _progress() as progress:
-            if logs:
-                findings = _explained(logs)
-            elif hosts or peers:
-                from netstorm.cli.doctor.pairs import judge_hosts
+        try:
+            with _progress() as progress:
+                if logs:
+                    findings = _explained(logs)
+                elif hosts or peers:
+                    from netstorm.cli.doctor.pairs import judge_hosts
 
-                examined = (
-                    _by_ssh(
-                        hosts,
-                        ssh,
-                        python,
-                        frameworks=not quick,
-                        rates=bool(rates or write),
-                        timeout=timeout,
-                        progress=progress,
+                    how: dict[str, Any] = {
+                        "rates": bool(rates or write),
+                        "timeout": timeout,
+                        "progress": progress,
+                    }
+                    examined = (
+                        _by_ssh(hosts, ssh, python, frameworks=not quick, **how)
+                        if hosts
+                        else _by_hand(peers or "", **how)
                     )
-                    if hosts
-                    else _by_hand(peers or "", rates=bool(rates or write), timeout=timeout, progress=progress)
-                )
-                findings = judge_hosts(examined)
-            else:
-                findings = _this_machine(progress, frameworks=not quick)
+                    findings = judge_hosts(examined)
+                else:
+                    findings = _this_machine(progress, frameworks=not quick)
+        except KeyboardInterrupt:
+            raise typer.Exit(_INTERRUPTED) from None
         if as_json:
             _print_json(findings, examined)
         else:

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from netstorm.addresses import host_port
 from netstorm.cli.doctor.facts import IMPORT_S
 from netstorm.cli.doctor.pairs import ExaminedHost, targets_of
 from netstorm.cli.doctor.wire import MAGIC, Ask, Begin, Done, Message, Probe, Results, Target, Wire
@@ -85,11 +86,12 @@ async def examine(
         every = [targets_of(hosts, number, timeout=timeout) for number in range(len(hosts))]
         await asyncio.gather(*map(_probe, hosts, wires, every))
         # In each step every host sends to one other and receives from one, so that no access line is shared.
-        for step in range(len(hosts)) if rates else ():
-            progress(f"measuring rates, step {step + 1} of {len(hosts)}")
+        for step in range(len(hosts)):
+            what = "measuring rates" if rates else "sending full-sized packets"
+            progress(f"{what}, step {step + 1} of {len(hosts)}")
             await asyncio.gather(
                 *(
-                    _measure_rate(host, wires[number], every[number], (number + step) % len(hosts))
+                    _send_much(host, wires[number], every[number], (number + step) % len(hosts), rate=rates)
                     for number, host in enumerate(hosts)
                 )
             )
@@ -107,33 +109,44 @@ async def _probe(host: ExaminedHost, wire: Wire | None, targets: list[Target]) -
     host.results = answer.results
 
 
-async def _measure_rate(host: ExaminedHost, wire: Wire | None, targets: list[Target], other: int) -> None:
+async def _send_much(
+    host: ExaminedHost, wire: Wire | None, targets: list[Target], other: int, *, rate: bool
+) -> None:
+    """Let a host send much to another one, if it reaches that."""
     target = next((one for one in targets if one.rank == other and one.main), None)
-    before = next((one for one in host.results if one.rank == other and one.stalls is False), None)
-    if wire is None or target is None or before is None:
+    if wire is None or target is None:
         return
-    order = Probe(targets=[msgspec.structs.replace(target, rate=True, udp=False)])
+    place = host_port(target.host, target.port)
+    before = next((one for one in host.results if one.place == place and one.rank == other), None)
+    if before is None or before.problem:
+        return
+    order = Probe(targets=[msgspec.structs.replace(target, bulk=True, rate=rate, udp=False)])
     with contextlib.suppress(*_Failures):
         answer = await wire.ask(order, Results, _PROBE_S)
-        if isinstance(answer, Results) and answer.results[0].rate is not None:
-            measured = msgspec.structs.replace(before, rate=answer.results[0].rate)
+        if isinstance(answer, Results):
+            sent = answer.results[0]
+            measured = msgspec.structs.replace(
+                before, stalls=sent.stalls, rate=sent.rate, problem=sent.problem, text=sent.text
+            )
             host.results[host.results.index(before)] = measured
 
 
 @contextlib.asynccontextmanager
 async def _connected(host: ExaminedHost, key: bytes, timeout: float) -> AsyncIterator[Wire]:
     assert host.given is not None
+    wire = None
     try:
-        opened = asyncio.open_connection(*host.given)
-        reader, writer = await asyncio.wait_for(opened, timeout)
-    except (asyncio.TimeoutError, TimeoutError):
-        raise OSError(f"no answer within {timeout:g} s") from None
-    wire = Wire(reader, writer, key=key, is_server=False)
-    try:
-        await asyncio.wait_for(wire.greet(), timeout)
+        try:
+            opened = asyncio.open_connection(*host.given)
+            reader, writer = await asyncio.wait_for(opened, timeout)
+            wire = Wire(reader, writer, key=key, is_server=False)
+            await asyncio.wait_for(wire.greet(), timeout)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise OSError(f"no doctor answers within {timeout:g} s") from None
         yield wire
     finally:
-        wire.close()
+        if wire is not None:
+            wire.close()
 
 
 @contextlib.asynccontextmanager

@@ -24,10 +24,12 @@ _FILE_RANK: Final = re.compile(r"rank[-_]?(\d+)")
 _VERDICT: Final = re.compile(r"the job ends: rank (\d+) \(([^)]*)\) (.*)")
 _ENDS: Final = re.compile(r"(?:the job ends: |netstorm-verdict -1 )(.*)")
 _LAUNCHER: Final = re.compile(
-    r"rank (\d+)(?: on (\S+))? ((?:was killed|failed with).*?)(?:; (?:ranks? [\d, -]+ ha(?:ve|s) |the job goes on|it is started).*)?$"
+    r"rank (\d+)(?: on (\S+))? ((?:was killed|failed with).*?)"
+    r"(?:; (?:ranks? [\d, -]+ ha(?:ve|s) |the job goes on|it is started).*)?$"
 )
 _EXCEPTION: Final = re.compile(
-    r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Lost|Failed|Refused|Timeout|Rounds|Disagreement|Mismatch|Authorised|Removed)): ?(.*)"
+    r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Lost|Failed|Refused|Timeout|Rounds"
+    r"|Disagreement|Mismatch|Authorised|Removed)): ?(.*)"
 )
 _SCRIPT_LINE: Final = re.compile(r'^  File "([^"]+)", line (\d+)')
 
@@ -35,27 +37,56 @@ _ECHOES: Final = ("NodeLost", "NodeFailed", "SchedulerLost", "NodeRemoved")
 """Errors by which a rank hears of another one's failure: never the first cause, if there is another."""
 
 _CAUSES: Final = (
-    (r"out of memory|MemoryError|not enough memory|oom-kill", "memory ran out",
-     "use smaller batches or fewer ranks a host; `netstorm doctor` there shows what is free"),
-    (r"SIGKILL|signal 9\b", "a process was killed: by the kernel, for want of memory, or by a person or a batch system",
+    (r"out of memory|MemoryError|not enough memory|oom-kill",
+     "memory ran out",
+     "use smaller batches, or fewer ranks a host; `netstorm doctor` there shows what is free"),
+    (r"SIGKILL|signal 9\b",
+     "a process was killed: by the kernel, for want of memory, or by a person or a batch system",
      "sudo dmesg -T | grep -i 'killed process', on that host"),
-    (r"SIGBUS|bus error", "shared memory ran out (/dev/shm)", "docker run --shm-size=1g; `netstorm doctor` shows its size"),
-    (r"SIGSEGV|SIGABRT|SIGILL|Segmentation fault", "a library crashed", "netstorm check, and python -X faulthandler train.py"),
-    (r"SIGTERM|SIGINT|SIGHUP|KeyboardInterrupt", "it was told to end", "look who did: a batch system's time limit, Ctrl-C, or a spot machine that is taken away"),
-    (r"its process has ended|exit code 0\b", "its process ended before the others had finished",
+    (r"SIGBUS|[Bb]us error",
+     "shared memory ran out (/dev/shm)",
+     "docker run --shm-size=1g; `netstorm doctor` shows its size"),
+    (r"SIGSEGV|SIGABRT|SIGILL|Segmentation fault",
+     "a library crashed",
+     "netstorm check, and python -X faulthandler train.py"),
+    (r"SIGTERM|SIGINT|SIGHUP|KeyboardInterrupt",
+     "it was told to end",
+     "look who did: a batch system's time limit, Ctrl-C, or a spot machine that is taken away"),
+    (r"its process has ended",
+     "its process ended before the others had finished",
      "let every rank run to the end (dist.destroy_process_group()); look for sys.exit and os._exit"),
-    (r"No module named '?([\w.]+)", "a package is missing", "pip install it, in the environment of that host"),
+    (r"No module named",
+     "a package is missing",
+     "pip install it, in the environment of that host"),
     (r"No space left on device|Disk quota", "a disk is full", "df -h, on that host"),
     (r"Too many open files", "there are too few file descriptors", "ulimit -n 65536"),
-    (r"ssh's own code|Permission denied \(publickey", "ssh did not get there, or lost the connection", "ssh HOST true must work without a question"),
-    (r"needs a key|requires a key|another key|no key\b|without a key", "processes do not have the same key", "set NETSTORM_KEY_FILE to copies of one file at all hosts"),
-    (r"speaks (?:version|protocol)|protocol version|another version", "releases of NetStorm differ between hosts", "netstorm --version on each; install one release"),
-    (r"[Aa]ddress already in use|port \d+ is taken|cannot listen on", "a port is taken, or the address is not this host's", "netstorm doctor, on that host"),
-    (r"no address for that name|Name or service not known|name resolution", "a name has no address", "use addresses in figures; netstorm doctor, on that host"),
-    (r"cannot be reached|no route to|no answer from|no connection to|refuses connections|not every node came|reaches none|not here:", "processes do not reach each other", "netstorm doctor --hosts HOSTFILE, before the next try"),
-    (r"Python has not run|NETSTORM_WAIT_TIMEOUT", "a rank was alive and did nothing for the job", "py-spy dump --pid PID, at that rank"),
-    (r"made the same calls|same calls in the same order|UnevenRounds|has finished without|Disagreement|KeyMismatch", "ranks did not do the same", "let all ranks make the same calls with the same shapes; NETSTORM_COMPARE finds where they part"),
-    (r"SettingsError|expected .* \(an argument|there is no setting of that name", "a setting is wrong", "netstorm env"),
+    (r"ssh's own code|Permission denied \(publickey",
+     "ssh did not get there, or lost the connection",
+     "ssh HOST true must work without a question"),
+    (r"needs a key|requires a key|another key|no key\b|without a key",
+     "processes do not have the same key",
+     "set NETSTORM_KEY_FILE to copies of one file at all hosts"),
+    (r"speaks (?:version|protocol)|protocol version|another version",
+     "releases of NetStorm differ between hosts",
+     "netstorm --version on each; install one release"),
+    (r"[Aa]ddress already in use|port \d+ is taken|cannot listen on",
+     "a port is taken, or the address is not this host's",
+     "netstorm doctor, on that host"),
+    (r"no address for that name|Name or service not known|name resolution",
+     "a name has no address",
+     "use addresses in figures; netstorm doctor, on that host"),
+    (r"cannot be reached|no route to|no answer from|no connection to|refuses connections|not every|not here:",
+     "processes do not reach each other",
+     "netstorm doctor --hosts HOSTFILE, before the next try"),
+    (r"Python has not run|NETSTORM_WAIT_TIMEOUT",
+     "a rank was alive and did nothing for the job",
+     "py-spy dump --pid PID, at that rank"),
+    (r"same calls in the same order|UnevenRounds|has finished without|Disagreement|KeyMismatch",
+     "ranks did not do the same",
+     "let all ranks make the same calls with the same shapes; NETSTORM_COMPARE finds where they part"),
+    (r"SettingsError|there is no setting of that name|: expected .*",
+     "a setting is wrong",
+     "netstorm env"),
     (r"JoinRefused", "a process was not let into the job", "its message says why"),
 )  # fmt: skip
 """What a text means, in words, and what to do about it; the first that matches counts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -15,15 +16,15 @@ __all__ = ["CLOCK_S", "judge_machine"]
 
 _PYTHON: Final = (3, 10)
 _KERNEL: Final = (4, 18)
-"""Since then Linux says how much TCP has delivered (tcpi_delivered), on which measured rates rest; BBR came
-with 4.9, memfd_create with 3.17."""
+"""Since then Linux says how much TCP has delivered, on which measured rates rest."""
 
 _TCP_INFO_BYTES: Final = 196
 """Up to tcpi_delivered (`pslite/tcp_info.py`)."""
 
 _FEW_FILES, _TOO_FEW_FILES = 4096, 256
-"""A connection is a file; half of the files are for sessions, a quarter for strangers (guides/security.md)."""
+"""A connection is a file; half of the files are for sessions (guides/security.md)."""
 
+_SHM_NAME: Final = "/dev/shm"  # noqa: S108 -- its name alone
 _LEAST_SHM: Final = 256 << 20
 """Docker gives 64 MiB, with which PyTorch's data loaders end by SIGBUS."""
 
@@ -41,13 +42,8 @@ def judge_machine(facts: Facts, *, alone: bool = True) -> list[Finding]:
         facts: of the machine.
         alone: this machine alone is looked at; others are not known to take part.
     """
-    found = [
-        *_software(facts),
-        *_settings(facts),
-        *_kernel(facts),
-        *_limits(facts),
-        *_names(facts, alone=alone),
-    ]
+    parts = (_software(facts), _settings(facts), _kernel(facts), _limits(facts), _names(facts, alone=alone))
+    found = itertools.chain(*parts)
     return [Finding(severity=severity, check=check, where=facts.host, what=what, do=do)
             for severity, check, what, do in found]  # fmt: skip
 
@@ -150,7 +146,7 @@ def _limits(facts: Facts) -> Iterator[_Row]:
     if facts.shm_bytes < 0:
         yield (
             Severity.WARNING,
-            "/dev/shm",
+            _SHM_NAME,
             "is not there, or cannot be written",
             "sudo mount -t tmpfs tmpfs /dev/shm",
         )
@@ -158,12 +154,12 @@ def _limits(facts: Facts) -> Iterator[_Row]:
         what = f"has {format_bytes(facts.shm_bytes)}: workers of PyTorch's data loaders end by SIGBUS"
         yield (
             Severity.WARNING,
-            "/dev/shm",
+            _SHM_NAME,
             what,
             "docker run --shm-size=1g, or sudo mount -o remount,size=1g /dev/shm",
         )
     else:
-        yield _ok("/dev/shm", f"{facts.shm_bytes / 1e9:.3g} GB")
+        yield _ok(_SHM_NAME, f"{facts.shm_bytes / 1e9:.3g} GB")
     if facts.memory_bytes < _LEAST_MEMORY:
         what = f"{format_bytes(facts.memory_bytes)} of memory are free"
         yield (

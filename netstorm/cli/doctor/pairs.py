@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from netstorm.addresses import is_loopback
 from netstorm.cli.doctor.facts import Door, Facts
@@ -53,13 +54,17 @@ def targets_of(hosts: Sequence[ExaminedHost], source: int, *, timeout: float = 5
                 host=place[0],
                 port=place[1],
                 main=first == 0,
-                udp=True,
                 timeout=timeout,
             )
             for first, place in enumerate(places)
         ]
     return targets
 
+
+_SMALL_MTU: Final = 1280
+"""Every path of IPv6 has it (RFC 8200)."""
+
+_ONE_KEY: Final = "set NETSTORM_KEY_FILE to copies of one file at all hosts"
 
 _Row = tuple[Severity, str, str, str]
 """Severity, check, what is wrong, what to do."""
@@ -76,8 +81,9 @@ def judge_hosts(hosts: Sequence[ExaminedHost]) -> list[Finding]:
                 if finding.severity != Severity.OK
             ]
         elif host.problem:
+            by_hand = "`netstorm doctor --serve` must run there, with the same key"
             do = (
-                "try it by hand; `netstorm doctor --serve` must run there"
+                by_hand
                 if host.given
                 else "ssh must get there without a question, and find NetStorm (--python)"
             )
@@ -107,23 +113,25 @@ def _facts(host: ExaminedHost) -> Facts:
 
 def _differences(known: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
     """Compare each host with the first one."""
+    one = "install one release at all hosts"
     compared: list[tuple[Severity, str, Callable[[Facts], str], str]] = [
-        (Severity.ERROR, "protocol", lambda f: f"protocol {f.protocol} of NetStorm {f.release}", "install one release at all hosts"),
-        (Severity.WARNING, "release", lambda f: f"NetStorm {f.release}", "install one release at all hosts"),
-        (Severity.WARNING, "python", lambda f: "Python " + ".".join(f.python.split(".")[:2]), "use one version of Python"),
-        *(
-            (Severity.WARNING, name, lambda f, name=name: f"{name} {f.versions.get(name, 'not installed')}", f"install one version of {name} at all hosts")
-            for name in ("torch", "mxnet", "numpy")
-        ),
-        (Severity.ERROR, "settings", lambda f: ", ".join(f"{k}={v}" for k, v in sorted(f.job_wide.items())) or "the defaults", "set these alike at all hosts"),
-        (Severity.ERROR, "key", lambda f: "a key, or security off" if f.secured else "no key", "set NETSTORM_KEY_FILE to copies of one file at all hosts"),
-    ]  # fmt: skip
+        (Severity.ERROR, "protocol", lambda f: f"protocol {f.protocol} of NetStorm {f.release}", one),
+        (Severity.WARNING, "release", lambda f: f"NetStorm {f.release}", one),
+        (Severity.WARNING, "python", lambda f: f"Python {f.python.rpartition('.')[0]}", "use one version"),
+        (Severity.WARNING, "torch", lambda f: f"torch {f.versions.get('torch')}", "install one version"),
+        (Severity.WARNING, "mxnet", lambda f: f"mxnet {f.versions.get('mxnet')}", "install one version"),
+        (Severity.ERROR, "settings", _job_wide, "set these alike at all hosts"),
+        (Severity.ERROR, "key", lambda f: "a key, or security off" if f.secured else "no key", _ONE_KEY),
+    ]
     for severity, check, value, do in compared:
-        said = False
         for host in known[1:]:
             first, here = value(_facts(known[0])), value(_facts(host))
-            if first != here and not (check == "release" and said):
+            if first != here and (check != "protocol" or _facts(known[0]).protocol != _facts(host).protocol):
                 yield host.name, (severity, check, f"{here}, and {known[0].name} has {first}", do)
+
+
+def _job_wide(facts: Facts) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(facts.job_wide.items())) or "the defaults"
 
 
 def _schedulers(known: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
@@ -143,8 +151,8 @@ def _schedulers(known: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
         first, others = next(iter(named.items()))
         if not meant & others:
             what = (
-                f"the scheduler's name means {', '.join(sorted(meant))} here, and {', '.join(sorted(others))} "
-                f"at {first}"
+                f"the scheduler's name means {', '.join(sorted(meant))} here, "
+                f"and {', '.join(sorted(others))} at {first}"
             )
             yield name, (Severity.ERROR, "two schedulers", what, "give the scheduler's address in figures")
 
@@ -171,14 +179,15 @@ def _clocks(hosts: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
 def _pair(hosts: Sequence[ExaminedHost], source: ExaminedHost, result: ProbeResult) -> Iterator[_Row]:
     target = hosts[result.rank]
     door = next((door for door in target.doors if door.place() == result.place), None)
-    port = int(result.place.rpartition(":")[2])
-    firewalls = target.facts.firewalls if target.facts else []
-    address = next(iter(source.facts.addresses), "") if source.facts else ""
-    is_nat = door is not None and door.port != door.advertised_port
-    loops = door is not None and is_loopback(door.advertised)
+    if not result.problem:
+        yield from _udp(source, target, result, door)
+        yield from _segments(source, target, result)
+        return
     back = [one for one in target.results if hosts[one.rank] is source]
     works = ", though the other direction works" if back and not any(one.problem for one in back) else ""
-    if result.problem and loops:
+    is_nat = door is not None and door.port != door.advertised_port
+    port = _port(result)
+    if door is not None and is_loopback(door.advertised):
         what = f"{target.name} advertises {result.place}, which means {source.name} itself there"
         yield (
             Severity.ERROR,
@@ -187,86 +196,68 @@ def _pair(hosts: Sequence[ExaminedHost], source: ExaminedHost, result: ProbeResu
             f"set DMLC_NODE_HOST at {target.name} to an address that others reach",
         )
     elif result.problem == "key":
-        yield (
-            Severity.ERROR,
-            "key",
-            f"{result.place}: {result.text}",
-            "set NETSTORM_KEY_FILE to copies of one file at all hosts",
-        )
+        yield Severity.ERROR, "key", f"{result.place}: {result.text}", _ONE_KEY
     elif result.problem == "stranger":
-        do = (
-            "correct the NAT's forwarding, or the address"
-            if is_nat
-            else f"ss -tlpn 'sport = :{port}' at {target.name} shows who; no two hosts may have one address"
-        )
+        who = f"ss -tlpn 'sport = :{port}' at {target.name} shows who; no two hosts may have one address"
+        do = "correct the NAT's forwarding, or the address" if is_nat else who
         yield Severity.ERROR, "address", f"{result.place}: {result.text}", do
     elif result.problem == "unreachable":
         has = ", ".join(target.facts.addresses) if target.facts else "unknown addresses"
         do = f"set DMLC_NODE_HOST at {target.name}, which has {has}, to one that {source.name} reaches"
         yield Severity.ERROR, "address", f"no way to {result.place}: {result.text}{works}", do
-    elif result.problem and is_nat and door is not None:
+    elif is_nat and door is not None:
         what = f"{result.place}, which {target.name} advertises: {result.text}{works}"
-        yield (
-            Severity.ERROR,
-            "NAT",
-            what,
-            f"let the NAT forward TCP {door.advertised_port} to port {door.port} of {target.name}, or correct NETSTORM_ADVERTISED_PORT",
-        )
-    elif result.problem:
-        what = f"TCP {result.place} is closed: {result.text}{works}"
-        yield (
-            Severity.ERROR,
-            "TCP port",
-            what,
-            f"at {target.name}: {firewall_hint(firewalls, 'tcp', port, address)}",
-        )
+        forward = f"let the NAT forward TCP {door.advertised_port} to port {door.port} of {target.name}"
+        yield Severity.ERROR, "NAT", what, f"{forward}, or correct NETSTORM_ADVERTISED_PORT"
     else:
-        yield from _measured(source, target, result, port, firewalls, address, door)
+        what = f"TCP {result.place} is closed: {result.text}{works}"
+        yield Severity.ERROR, "TCP port", what, _hint(source, target, "tcp", port)
 
 
-def _measured(
-    source: ExaminedHost,
-    target: ExaminedHost,
-    result: ProbeResult,
-    port: int,
-    firewalls: Sequence[str],
-    address: str,
-    door: Door | None,
+def _port(result: ProbeResult) -> int:
+    return int(result.place.rpartition(":")[2])
+
+
+def _hint(source: ExaminedHost, target: ExaminedHost, protocol: str, port: int) -> str:
+    firewalls = target.facts.firewalls if target.facts else []
+    address = next(iter(source.facts.addresses), "") if source.facts else ""
+    return f"at {target.name}: {firewall_hint(firewalls, protocol, port, address)}"
+
+
+def _udp(
+    source: ExaminedHost, target: ExaminedHost, result: ProbeResult, door: Door | None
 ) -> Iterator[_Row]:
-    needed = door is not None and (door.scheduler or bool(target.facts and target.facts.udp_needed))
-    if result.udp is False and needed:
-        what = f"UDP {result.place} is closed: {'the time' if door and door.scheduler else 'datagrams'} cannot be had there"
-        yield (
-            Severity.WARNING,
-            "UDP port",
-            what,
-            f"at {target.name}: {firewall_hint(firewalls, 'udp', port, address)}",
+    is_scheduler = door is not None and door.scheduler
+    if result.udp is False and (is_scheduler or (target.facts is not None and target.facts.udp_needed)):
+        lost = "the time cannot be asked for" if is_scheduler else "late sums go by TCP, which is slower"
+        what = f"UDP {result.place} is closed: {lost}"
+        yield Severity.WARNING, "UDP port", what, _hint(source, target, "udp", _port(result))
+
+
+def _segments(source: ExaminedHost, target: ExaminedHost, result: ProbeResult) -> Iterator[_Row]:
+    measured, sent = result.path_mtu, result.interface_mtu
+    if result.stalls and measured is not None and measured == sent:
+        what = (
+            "64 kB do not arrive within 6 s, and full-sized packets do: the line is very slow, or loses much"
         )
-    small = (
-        result.path_mtu is not None
-        and result.interface_mtu is not None
-        and result.path_mtu < result.interface_mtu
-    )
-    if result.stalls:
-        size = f"packets of more than {result.path_mtu} bytes are lost ({result.interface_mtu} is what {source.name} sends)"
-        what = size if small else "256 kB do not arrive within 6 s, and small messages do"
-        mtu = (
-            f"sudo ip link set dev DEVICE mtu {result.path_mtu}"
-            if small
-            else "sudo ip link set dev DEVICE mtu 1280"
-        )
+        yield Severity.WARNING, "rate", what, f"at {source.name}: ping -c 100 {target.name} shows the loss"
+    elif result.stalls:
+        what = "64 kB do not arrive within 6 s, and small messages do"
+        if measured is not None:
+            what = f"packets of more than {measured} bytes are lost, and {source.name} sends {sent}"
         do = (
-            f"at {source.name}: {mtu}, or sudo sysctl -w net.ipv4.tcp_mtu_probing=1; let ICMP pass on the way"
+            f"at {source.name}: sudo ip link set dev DEVICE mtu {measured or _SMALL_MTU}, or "
+            "sudo sysctl -w net.ipv4.tcp_mtu_probing=1; or let ICMP pass on the way"
         )
         yield Severity.ERROR, "MTU", f"TCP stalls: {what}", do
     elif result.rtt is not None and result.stalls is False:
         rate = f", {format_rate(result.rate)}" if result.rate else ""
-        packets = f", packets of {result.path_mtu} bytes" if result.path_mtu else ""
+        packets = f", packets of {measured} bytes" if measured else ""
         yield Severity.OK, "way", f"round trip {format_duration(result.rtt)}{rate}{packets}", ""
 
 
 def network_of(hosts: Sequence[ExaminedHost]) -> Network:
-    """Return the network of pairs whose rate was measured: a node for each rank, in the order of the hosts."""
+    """Return the network of pairs whose rate was measured; ranks are in the order of the hosts."""
     ranks: list[list[Rank]] = []
     count = 0
     for host in hosts:

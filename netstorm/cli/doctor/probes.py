@@ -10,7 +10,6 @@ import secrets
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final, cast
 
 import msgspec
@@ -59,8 +58,8 @@ _AT_ONCE: Final = 8
 """Ports that are tried at the same time: full-sized probes of more would fill a slow line."""
 
 _ECHOES: Final = 5
-_SMALL: Final = 256 << 10
-"""Bytes that show whether full-sized segments pass: some congestion windows, 2 s at 1 Mbit/s."""
+_SMALL: Final = PIECE
+"""Bytes that show whether full-sized segments pass: some congestion windows, half a second at 1 Mbit/s."""
 _STALL_S: Final = 6.0
 _RATE_S: Final = 1.0
 """A probe that took so long says a rate: by then windows have grown over round trips of 100 ms."""
@@ -117,8 +116,10 @@ class Doctor:
         """Listen at one port, or at all addresses if that one is not this machine's, as behind a NAT."""
         for host in dict.fromkeys((door.host, "*")):
             if not (self.key or self._insecure or is_loopback(host)):
+                if host != door.host:
+                    break
                 raise UsageError(
-                    f"listening at {host_port(host, door.port)} needs a key, since others can reach that address: "
+                    f"listening at {host_port(host, door.port)} needs a key, since others can reach it: "
                     "set NETSTORM_KEY_FILE (`netstorm keys new job.key` makes one), or give --insecure"
                 )
             try:
@@ -272,7 +273,7 @@ async def try_port(target: Target, key: bytes) -> ProbeResult:
             return _failed(found, "stranger", "a doctor of another host answers there")
         if target.udp:
             found = await _datagrams(target, found, key)
-        if target.main:
+        if target.bulk:
             found = await _bulk(wire, found, rate=target.rate)
     except NotAuthorised as error:
         return _failed(found, "key", str(error))

@@ -97,10 +97,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """That its answer must have; empty: any."""
     host: str
     port: int
-    main: bool
-    """Whether to measure there, too; else it is only opened."""
-    udp: bool
+    udp: bool = True
+    """Whether to try datagrams, too."""
+    main: bool = False
+    """Whether it is that port of its host over which much is sent, later."""
+    bulk: bool = False
+    """Whether to do that now."""
     rate: bool = False
+    """Whether to send so much that it says a rate."""
     timeout: float = 5.0
 
 
