@@ -22,9 +22,9 @@ from netstorm.cli.doctor.wire import (
     BULK_BYTES,
     MAGIC,
     Ask,
+    DoctorMessage,
     Done,
-    Message,
-    Refused,
+    NotDone,
     Sink,
     Target,
     Wire,
@@ -202,7 +202,7 @@ def test_a_frame_that_comes_twice_is_refused(tmp_path):
 def test_a_member_cannot_make_a_doctor_take_more_than_its_bounds(tmp_path):
     async def act(doctor: Doctor, address: tuple[str, int]) -> None:
         wire = await greeted(address, doctor.key)
-        for refused in (Sink(size=BULK_BYTES + 1), Sink(size=0), Refused(text="x")):
+        for refused in (Sink(size=BULK_BYTES + 1), Sink(size=0), NotDone(text="x")):
             with pytest.raises(PeerError, match="is nothing that this doctor does"):
                 await wire.ask(refused, Done, LIMIT_S)
         wire.writer.write((1 << 31).to_bytes(4, "big") + bytes(16))  # a frame of 2 GB
@@ -259,5 +259,5 @@ def test_what_else_listens_at_a_port_is_named(tmp_path, said, words):
 
 
 def test_messages_have_distinct_names():
-    names = [kind.__struct_config__.tag for kind in Message.__subclasses__()]
+    names = [kind.__struct_config__.tag for kind in DoctorMessage.__subclasses__()]
     assert len(names) == len(set(names)) == 10

@@ -82,6 +82,8 @@ class Doctors:
             mounts[path] = str(self.folder / f"mount-{self._files}-{number}")
             Path(mounts[path]).write_text(text)
         out, err = (self.folder / f"{kind}-{self._files}" for kind in ("out", "err"))
+        out.touch()  # the process may not have begun when it is read
+        err.touch()
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         process = ForkedProcess(
             self.forker,

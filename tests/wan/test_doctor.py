@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from netstorm.pslite.keys import JobKey, NodeKey
+from tests.integration.docs.pages import blocks
 from tests.integration.forking import ROOT, Forker
 from tests.wan.doctor_hosts import PLAIN_HOSTS, Doctors, Host
 
@@ -528,3 +529,30 @@ def test_the_doctor_names_a_scheduler_that_has_the_port_and_a_clock_that_is_not_
             assert named(findings, "clock", "this clock is 20 s behind that of the scheduler"), findings
         finally:
             scheduler.kill()
+
+
+NFT = "import netstorm.cli.doctor.facts as f; f._firewalls = lambda: ['nft']\n"
+
+
+def test_the_sample_of_the_page_is_what_the_doctor_says(doctors):
+    """The page's hosts: 0.1.9 on the second, whose clock is 10 s off, and whose firewall drops TCP 9100."""
+    (sample,) = [block.text for block in blocks("console") if "netstorm doctor --peers 10.78" in block.text]
+    command, *expected = sample.splitlines()
+    hosts = {
+        "a": plain(patch=f"{NFT}import netstorm; netstorm.__version__ = '0.2.0'"),
+        "b": plain(patch=f"{NFT}{later(10)}import netstorm; netstorm.__version__ = '0.1.9'"),
+    }
+    drop, undo = rule("from 10.78.0.1 ipproto tcp dport 9100 blackhole")
+    doctors.ip("r", drop)
+    try:
+        for name, host in hosts.items():
+            serving = doctors.start(name, filled(host, doctors.folder), "doctor", "--quick", "--serve")
+            doctors.wait_until_said(serving, "listening at")
+        words = command.removeprefix("$ netstorm ").split()
+        process, out, err = doctors.start("r", filled(Host(COMMON), doctors.folder), *words)
+        assert process.wait() == 1, err.read_text()
+    finally:
+        doctors.ip("r", undo)
+    printed = out.read_text().splitlines()
+    assert [line for line in expected if line not in printed and line != "..."] == [], printed
+    assert len([line for line in printed if not line.startswith("ok: ")]) == len(expected)

@@ -78,10 +78,10 @@ def doctor(
     """Find what is wrong with hosts, or between them, or was with a job; and what to do.
 
     \b
-      netstorm doctor                             this machine
-      netstorm doctor --hosts cluster.txt         before a job on several hosts
-      netstorm doctor logs/                       after a job: netstorm launch --log-dir logs
-      netstorm doctor --serve                     by hand, on each host: in containers, without ssh
+      netstorm doctor                             # this machine
+      netstorm doctor --hosts cluster.txt         # before a job on several hosts
+      netstorm doctor logs/                       # after a job: netstorm launch --log-dir logs
+      netstorm doctor --serve                     # by hand, on each host: in containers, without ssh
       netstorm doctor --peers 10.0.0.1:9100,10.1.0.1:9100
 
     Settings are those of the job: set the same variables. Each host's doctor listens at the ports at which

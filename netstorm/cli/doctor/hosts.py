@@ -13,7 +13,7 @@ import msgspec
 from netstorm.addresses import host_port
 from netstorm.cli.doctor.facts import IMPORT_S
 from netstorm.cli.doctor.pairs import ExaminedHost, targets_of
-from netstorm.cli.doctor.wire import MAGIC, Ask, Begin, Done, Message, Probe, Results, Target, Wire
+from netstorm.cli.doctor.wire import MAGIC, Ask, Begin, DoctorMessage, Done, Results, Target, TryPorts, Wire
 from netstorm.cli.launch.hosts import OPTIONS, Placement
 from netstorm.errors import NetStormError
 
@@ -68,7 +68,7 @@ async def examine(
             try:
                 if begin is None:
                     wire = await stack.enter_async_context(_connected(host, key, timeout))
-                    first: Message = Ask()
+                    first: DoctorMessage = Ask()
                 else:
                     words, first = begin[host.name]
                     wire = await stack.enter_async_context(_started(words))
@@ -101,7 +101,7 @@ async def _probe(host: ExaminedHost, wire: Wire | None, targets: list[Target]) -
     if wire is None or not targets:
         return
     try:
-        answer = await wire.ask(Probe(targets=targets), Results, _PROBE_S + 2 * len(targets))
+        answer = await wire.ask(TryPorts(targets=targets), Results, _PROBE_S + 2 * len(targets))
     except _Failures as error:
         host.problem = f"it has not said what it finds: {str(error) or 'no answer in time'}"
         return
@@ -120,7 +120,7 @@ async def _send_much(
     before = next((one for one in host.results if one.place == place and one.rank == other), None)
     if before is None or before.problem:
         return
-    order = Probe(targets=[msgspec.structs.replace(target, bulk=True, rate=rate, udp=False)])
+    order = TryPorts(targets=[msgspec.structs.replace(target, bulk=True, rate=rate, udp=False)])
     with contextlib.suppress(*_Failures):
         answer = await wire.ask(order, Results, _PROBE_S)
         if isinstance(answer, Results):

@@ -24,17 +24,17 @@ from netstorm.cli.doctor.wire import (
     PIECE,
     Ask,
     Begin,
+    DoctorMessage,
     Done,
     Echo,
     Echoed,
-    Message,
-    Probe,
+    NotDone,
     ProbeResult,
-    Refused,
     Results,
     Sink,
     Sunk,
     Target,
+    TryPorts,
     Wire,
     datagram_answer,
     datagram_probe,
@@ -169,16 +169,16 @@ class Doctor:
                 await wire.send(await self._answer(wire, message))
                 limit_s = _IDLE_S
 
-    async def _answer(self, wire: Wire, message: Message) -> Message:
+    async def _answer(self, wire: Wire, message: DoctorMessage) -> DoctorMessage:
         if isinstance(message, Echo):
             return Echoed(wall=clock.wall(), identity=self._facts.identity)
         if isinstance(message, Ask):
             return Done(facts=self._facts)
         if isinstance(message, Sink) and 0 < message.size <= BULK_BYTES:
             return Sunk(seconds=await asyncio.wait_for(_swallow(wire, message.size), 2 * _STALL_S))
-        if isinstance(message, Probe):
+        if isinstance(message, TryPorts):
             return await self._probe(message.targets)
-        return Refused(text=f"{type(message).__name__} is nothing that this doctor does")
+        return NotDone(text=f"{type(message).__name__} is nothing that this doctor does")
 
     async def _probe(self, targets: list[Target]) -> Results:
         places = asyncio.Semaphore(_AT_ONCE)
@@ -215,7 +215,7 @@ async def serve_standard_streams() -> None:
                 await wire.send(Done(facts=doctor.facts))
                 await doctor.answer_all(wire)
         except NetStormError as error:
-            await wire.send(Refused(text=str(error)))
+            await wire.send(NotDone(text=str(error)))
 
 
 @contextlib.contextmanager

@@ -26,17 +26,17 @@ __all__ = [
     "PIECE",
     "Ask",
     "Begin",
+    "DoctorMessage",
     "Done",
     "Echo",
     "Echoed",
-    "Message",
-    "Probe",
+    "NotDone",
     "ProbeResult",
-    "Refused",
     "Results",
     "Sink",
     "Sunk",
     "Target",
+    "TryPorts",
     "Wire",
     "datagram_answer",
     "datagram_probe",
@@ -63,11 +63,11 @@ _PERSON: Final = b"netstorm doctor"
 _NO_KEY: Final = bytes(_NAME)
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
+class DoctorMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
     """Base of all messages."""
 
 
-class Begin(Message, frozen=True, tag="begin"):
+class Begin(DoctorMessage, frozen=True, tag="begin"):
     """To a doctor that ssh has started: the job, and this host's part of it."""
 
     variables: dict[str, str]
@@ -78,11 +78,11 @@ class Begin(Message, frozen=True, tag="begin"):
     frameworks: bool = True
 
 
-class Ask(Message, frozen=True, tag="ask"):
+class Ask(DoctorMessage, frozen=True, tag="ask"):
     """Wants the other host's `Facts`."""
 
 
-class Done(Message, frozen=True, tag="facts"):
+class Done(DoctorMessage, frozen=True, tag="facts"):
     """Answers `Ask` and `Begin`: the facts, and where the doctor listens, if not where it should."""
 
     facts: Facts
@@ -108,7 +108,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = 5.0
 
 
-class Probe(Message, frozen=True, tag="probe"):
+class TryPorts(DoctorMessage, frozen=True, tag="probe"):
     """Orders a doctor to try ports of others."""
 
     targets: list[Target]
@@ -134,44 +134,44 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
 
 
-class Results(Message, frozen=True, tag="results"):
-    """Answers `Probe`."""
+class Results(DoctorMessage, frozen=True, tag="results"):
+    """Answers `TryPorts`."""
 
     results: list[ProbeResult]
 
 
-class Echo(Message, frozen=True, tag="echo"):
+class Echo(DoctorMessage, frozen=True, tag="echo"):
     """Wants the time."""
 
 
-class Echoed(Message, frozen=True, tag="echoed"):
+class Echoed(DoctorMessage, frozen=True, tag="echoed"):
     """Answers `Echo`."""
 
     wall: float
     identity: str
 
 
-class Sink(Message, frozen=True, tag="sink"):
+class Sink(DoctorMessage, frozen=True, tag="sink"):
     """Announces zeros, which follow without frames."""
 
     size: int
 
 
-class Sunk(Message, frozen=True, tag="sunk"):
+class Sunk(DoctorMessage, frozen=True, tag="sunk"):
     """They have all come."""
 
     seconds: float
     """From the first piece to the last."""
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class NotDone(DoctorMessage, frozen=True, tag="not done"):
     """Answers what was not done."""
 
     text: str
 
 
 _decoder: Final = msgspec.msgpack.Decoder(
-    Begin | Ask | Done | Probe | Results | Echo | Echoed | Sink | Sunk | Refused
+    Begin | Ask | Done | TryPorts | Results | Echo | Echoed | Sink | Sunk | NotDone
 )
 
 
@@ -221,7 +221,7 @@ class Wire:
         numbers = number + own if self._is_server else own + number
         self._session = blake2b(numbers, key=self._key, digest_size=32, person=_PERSON).digest()
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: DoctorMessage) -> None:
         """Send a message."""
         body = msgspec.msgpack.encode(message)
         code = self._code(body, self._sent, by_server=self._is_server)
@@ -229,7 +229,7 @@ class Wire:
         self.writer.write(len(body).to_bytes(4, "big") + code + body)
         await self.writer.drain()
 
-    async def receive(self) -> Message:
+    async def receive(self) -> DoctorMessage:
         """Return the next message.
 
         Raises:
@@ -245,12 +245,12 @@ class Wire:
             raise NotAuthorised("a frame without the job's key")
         self._received += 1
         try:
-            message: Message = _decoder.decode(body)
+            message: DoctorMessage = _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeError) as error:
             raise PeerError(f"a message that this release cannot read: {error}") from None
         return message
 
-    async def ask(self, message: Message, kind: type[Message], timeout_s: float) -> Message:
+    async def ask(self, message: DoctorMessage, kind: type[DoctorMessage], timeout_s: float) -> DoctorMessage:
         """Send a message and return its answer.
 
         Raises:
@@ -261,7 +261,7 @@ class Wire:
         answer = await asyncio.wait_for(self.receive(), timeout_s)
         if not isinstance(answer, kind):
             raise PeerError(
-                answer.text if isinstance(answer, Refused) else f"it answers {type(answer).__name__}"
+                answer.text if isinstance(answer, NotDone) else f"it answers {type(answer).__name__}"
             )
         return answer
 
