@@ -29,6 +29,7 @@ _SERVE_S: Final = 600.0
 """A doctor that is forgotten closes its ports after this."""
 
 _INTERRUPTED: Final = 130
+_TEXTS: Final = ("where", "what", "do")
 
 
 def doctor(
@@ -266,8 +267,18 @@ def _progress() -> Iterator[Progress]:
 
 def _print(findings: Sequence[Finding]) -> None:
     counts = [sum(one.severity.value == name for one in findings) for name in ("error", "warning", "ok")]
-    ordered = sorted(findings, key=lambda one: ("error", "warning", "ok").index(one.severity.value))
-    summary = f"{counts[0]} errors, {counts[1]} warnings, {counts[2]} well"
+    import msgspec
+
+    from netstorm.protocol.frames import printable
+
+    lines = [
+        msgspec.structs.replace(
+            one, **{name: printable(" ".join(getattr(one, name).split())) for name in _TEXTS}
+        )
+        for one in findings
+    ]
+    ordered = sorted(lines, key=lambda one: ("error", "warning", "ok").index(one.severity.value))
+    summary = f"errors: {counts[0]}, warnings: {counts[1]}, well: {counts[2]}"
     if not sys.stdout.isatty():
         for one in ordered:
             typer.echo(f"{one.severity.value}: {one.where}: {one.check}: {one.what}")

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 import psutil
@@ -45,7 +45,7 @@ from netstorm.settings import JOB_WIDE, Settings, declarations
 from netstorm.settings.values import notes
 from netstorm.topology.files import load_network
 
-__all__ = ["Door", "Facts", "doors_of", "gather"]
+__all__ = ["Door", "Facts", "Port", "doors_of", "gather"]
 
 IMPORT_S: Final = 60.0
 """Longest import of a framework: PyTorch takes 2 s, on a cold disk of a cluster up to half a minute."""
@@ -64,7 +64,8 @@ _SHM: Final = Path("/dev/shm")  # noqa: S108 -- looked at, not written
 _TCP: Final = Path("/proc/sys/net/ipv4")
 _TCP_INFO_BYTES: Final = 256
 
-T = TypeVar("T")
+Port: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
 
 
 class Door(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +73,10 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     """Where it listens; *: at all addresses."""
-    port: int
+    port: Port
     advertised: str
     """At which address others find it."""
-    advertised_port: int
+    advertised_port: Port
     scheduler: bool = False
     problem: str = ""
     """Why nothing can listen there; empty: it can."""
@@ -100,14 +101,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Package to what is required of it, with what is there."""
     frameworks: dict[str, str] = {}
     """Framework that is installed to what its import says; empty: it works."""
-    files_limit: int = 1 << 20
+    files_limit: Size = 1 << 20
     congestion: str = "bbr"
     congestions: list[str] = []
     tcp_info_bytes: int = 256
     memfd: bool = True
-    shm_bytes: int = 1 << 40
+    shm_bytes: Size = 1 << 40
     """Of /dev/shm; -1: it is not there, or cannot be written."""
-    memory_bytes: int = 1 << 40
+    memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 1 << 40
     ipv6: bool = True
     own_name: list[str] = []
     name_problem: str = ""
@@ -153,6 +154,7 @@ def gather(
         settings = Settings.from_environment(environment)
     except SettingsError as error:
         settings_problem, settings = str(error), Settings()
+    imported_by = clock.monotonic() + IMPORT_S
     importing = _start_imports(environment) if frameworks else {}
     given = settings.source("scheduler_host") == "environment"
     name = socket.gethostname()
@@ -197,7 +199,7 @@ def gather(
         files_problem=_file_problems(settings),
         clock_offset=_clock_offset(settings, meant) if given and not scheduler_problem else None,
         firewalls=_firewalls(),
-        frameworks={name: _end_import(child) for name, child in importing.items()},
+        frameworks={name: _end_import(child, imported_by) for name, child in importing.items()},
     )
     return facts, settings
 
@@ -352,10 +354,10 @@ def _start_imports(environment: Mapping[str, str]) -> dict[str, subprocess.Popen
     }
 
 
-def _end_import(child: subprocess.Popen[str]) -> str:
+def _end_import(child: subprocess.Popen[str], deadline: float) -> str:
     with child:
         try:
-            _, said = child.communicate(timeout=IMPORT_S)
+            _, said = child.communicate(timeout=max(0.0, deadline - clock.monotonic()))
         except subprocess.TimeoutExpired:
             child.kill()
             return f"its import does not end within {IMPORT_S:g} s"

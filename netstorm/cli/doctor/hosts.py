@@ -106,7 +106,8 @@ async def _probe(host: ExaminedHost, wire: Wire | None, targets: list[Target]) -
         host.problem = f"it has not said what it finds: {str(error) or 'no answer in time'}"
         return
     assert isinstance(answer, Results)
-    host.results = answer.results
+    asked = {(target.rank, host_port(target.host, target.port)) for target in targets}
+    host.results = [one for one in answer.results if (one.rank, one.place) in asked]
 
 
 async def _send_much(
@@ -123,7 +124,7 @@ async def _send_much(
     order = TryPorts(targets=[msgspec.structs.replace(target, bulk=True, rate=rate, udp=False)])
     with contextlib.suppress(*_Failures):
         answer = await wire.ask(order, Results, _PROBE_S)
-        if isinstance(answer, Results):
+        if isinstance(answer, Results) and answer.results:
             sent = answer.results[0]
             measured = msgspec.structs.replace(
                 before, stalls=sent.stalls, rate=sent.rate, problem=sent.problem, text=sent.text

@@ -57,7 +57,7 @@ _Row = tuple[Severity, str, str, str]
 
 
 def _software(facts: Facts) -> Iterator[_Row]:
-    if tuple(map(int, facts.python.split(".")[:2])) < _PYTHON:
+    if tuple(map(int, re.findall(r"[0-9]{1,6}", facts.python)[:2])) < _PYTHON:
         yield Severity.ERROR, "python", f"Python {facts.python}", "install Python 3.10 or later"
     for name, problem in facts.too_old.items():
         yield Severity.ERROR, "packages", f"{name} {problem}", f"pip install --upgrade {name}"
@@ -101,7 +101,7 @@ def _command_in(text: str, otherwise: str) -> str:
 
 
 def _kernel(facts: Facts) -> Iterator[_Row]:
-    version = tuple(map(int, re.findall(r"\d+", facts.kernel)[:2]))
+    version = tuple(map(int, re.findall(r"[0-9]{1,6}", facts.kernel)[:2]))
     lacks = []
     if version < _KERNEL or facts.tcp_info_bytes < _TCP_INFO_BYTES:
         lacks.append("how much TCP has delivered, so rates are measured by the busy time of links")

@@ -51,7 +51,7 @@ __all__ = ["Doctor", "serve_standard_streams", "try_port"]
 _MOST_CONNECTIONS: Final = 128
 """At once; more are closed at once. Strangers are dropped after `GREETING_S`."""
 
-_IDLE_S: Final = 120.0
+_IDLE_S: Final = 600.0
 """A connection on which nothing is asked for so long is closed."""
 
 _AT_ONCE: Final = 8

@@ -11,12 +11,13 @@ import asyncio
 import hmac
 import secrets
 from hashlib import blake2b
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from netstorm.cli.doctor.facts import Facts
+from netstorm.cli.doctor.facts import Facts, Port
 from netstorm.errors import NotAuthorised, PeerError
+from netstorm.protocol.frames import clean
 from netstorm.pslite.keys import JobKey
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "datagram_answer",
     "datagram_probe",
     "datagram_size",
+    "decode",
     "key_of",
 ]
 
@@ -61,6 +63,10 @@ GREETING_S: Final = 5.0
 
 _PERSON: Final = b"netstorm doctor"
 _NO_KEY: Final = bytes(_NAME)
+
+
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 
 class DoctorMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
@@ -96,7 +102,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     identity: str
     """That its answer must have; empty: any."""
     host: str
-    port: int
+    port: Port
     udp: bool = True
     """Whether to try datagrams, too."""
     main: bool = False
@@ -105,7 +111,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to do that now."""
     rate: bool = False
     """Whether to send so much that it says a rate."""
-    timeout: float = 5.0
+    timeout: Seconds = 5.0
 
 
 class TryPorts(DoctorMessage, frozen=True, tag="probe"):
@@ -123,15 +129,15 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """refused, silent, unreachable, key, stranger, other, or empty; `text` explains."""
     text: str = ""
     udp: bool | None = None
-    rtt: float | None = None
+    rtt: Seconds | None = None
     clock_offset: float | None = None
     """Of the target's clock less the prober's."""
-    interface_mtu: int | None = None
-    path_mtu: int | None = None
+    interface_mtu: Size | None = None
+    path_mtu: Size | None = None
     """Largest packet that arrived and was answered; None: datagrams are not answered."""
     stalls: bool | None = None
     """Whether full-sized segments did not arrive."""
-    rate: float | None = None
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
 
 
 class Results(DoctorMessage, frozen=True, tag="results"):
@@ -160,7 +166,7 @@ class Sink(DoctorMessage, frozen=True, tag="sink"):
 class Sunk(DoctorMessage, frozen=True, tag="sunk"):
     """They have all come."""
 
-    seconds: float
+    seconds: Seconds
     """From the first piece to the last."""
 
 
@@ -173,6 +179,19 @@ class NotDone(DoctorMessage, frozen=True, tag="not done"):
 _decoder: Final = msgspec.msgpack.Decoder(
     Begin | Ask | Done | TryPorts | Results | Echo | Echoed | Sink | Sunk | NotDone
 )
+
+
+def decode(body: bytes) -> DoctorMessage:
+    """Return the message of a frame; its texts are printable.
+
+    Raises:
+        PeerError: it is none.
+    """
+    try:
+        message: DoctorMessage = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise PeerError(f"a message that this release cannot read: {error}") from None
+    return clean(message)
 
 
 def key_of(job: JobKey | None) -> bytes:
@@ -244,11 +263,7 @@ class Wire:
         if not hmac.compare_digest(code, self._code(body, self._received, by_server=not self._is_server)):
             raise NotAuthorised("a frame without the job's key")
         self._received += 1
-        try:
-            message: DoctorMessage = _decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeError) as error:
-            raise PeerError(f"a message that this release cannot read: {error}") from None
-        return message
+        return decode(body)
 
     async def ask(self, message: DoctorMessage, kind: type[DoctorMessage], timeout_s: float) -> DoctorMessage:
         """Send a message and return its answer.
