@@ -262,7 +262,7 @@ _SAMPLES: Final = {
 _BAD: Final = "nodes: {0: {}, 1: {}}\nlinks:\n  - {between: [0, 1], rate: fast, latency: 1ms}\n"
 
 _LOGS: Final = {
-    "scheduler.log": "16:47:21 netstorm ERROR the job ends: rank 1 (10.0.0.2:39367) failed: MemoryError: ...\n",
+    "scheduler.log": "16:47:21 netstorm ERROR the job ends: rank 1 (10.0.0.2:39367) failed: MemoryError\n",
     "rank-0.log": "[rank0]: netstorm.errors.NodeFailed: rank 1 (10.0.0.2:39367) failed: MemoryError: ...\n",
     "rank-1.log": "[rank1]: Traceback (most recent call last):\n"
     '[rank1]:   File "/home/me/train.py", line 8, in <module>\n'
