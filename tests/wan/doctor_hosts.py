@@ -15,7 +15,7 @@ from tests.integration.forking import ROOT, ForkedProcess, Forker
 
 ADDRESS = {"a": "10.78.0.1", "b": "10.78.1.1"}
 LIMIT_S = 90
-PLAIN_HOSTS = "127.0.0.1 localhost\n10.78.0.1 nodea\n10.78.1.1 nodeb\n"
+PLAIN_HOSTS = "127.0.0.1 localhost\n10.78.0.1 nodea\n10.78.1.1 nodeb\n10.78.0.254 noder\n"
 PLAIN_FILES = {
     "/etc/hosts": PLAIN_HOSTS,
     "/etc/resolv.conf": "\n",

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from netstorm.pslite.keys import JobKey, NodeKey
+from netstorm.topology.files import load_network
 from tests.integration.docs.pages import blocks
 from tests.integration.forking import ROOT, Forker
 from tests.wan.doctor_hosts import PLAIN_HOSTS, Doctors, Host
@@ -556,3 +557,37 @@ def test_the_sample_of_the_page_is_what_the_doctor_says(doctors):
     printed = out.read_text().splitlines()
     assert [line for line in expected if line not in printed and line != "..."] == [], printed
     assert len([line for line in printed if not line.startswith("ok: ")]) == len(expected)
+
+
+SSH = """#!/bin/sh
+# Stands for ssh: the remote host is a namespace.
+while [ "${1#-}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done
+case $1 in 10.78.0.1) name=a ;; *) name=b ;; esac
+shift
+echo 'welcome to this host'  # as shells may say
+cd / && exec nsenter --net=/run/netns/NAMESPACE-$name sh -c "$*"
+"""
+
+
+def test_hosts_of_a_host_file_are_examined_through_ssh_though_their_ports_are_closed(doctors):
+    (doctors.folder / "hosts").write_text("10.78.0.1 site=tokyo\n10.78.1.1 site=paris\n")
+    ssh = doctors.folder / "ssh"
+    ssh.write_text(SSH.replace("NAMESPACE", doctors.namespace("")[:-1]))
+    ssh.chmod(0o755)
+    words = ["--hosts", str(doctors.folder / "hosts"), "--ssh", str(ssh), "--timeout", "1"]
+    host = Host((("NETSTORM_PORT", "9100"),))
+    drop, undo = rule("from 10.78.0.1 ipproto tcp dport 9100 blackhole")
+    doctors.ip("r", drop)
+    try:
+        findings = doctors.findings("r", host, *words)
+    finally:
+        doctors.ip("r", undo)
+    assert named(findings, "TCP port", "TCP 10.78.1.1:9100 is closed", "10.78.0.1 -> 10.78.1.1"), findings
+    assert len([one for one in findings if one["severity"] == "error"]) == 1, findings
+    file = doctors.folder / "measured.yaml"
+    findings = doctors.findings("r", host, *words, "--write", str(file))
+    assert {one["severity"] for one in findings} == {"ok"}, findings
+    network = load_network(file)
+    assert [node.site for node in network.nodes] == ["tokyo", "paris"]
+    assert {(link.source, link.target) for link in network.links} == {(0, 1), (1, 0)}
+    assert all(link.rate > 1e6 and 0 < link.latency < 1 for link in network.links)
