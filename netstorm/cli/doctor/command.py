@@ -54,7 +54,9 @@ def doctor(
     ] = False,
     write: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a network file of what was measured; with --rates."),
+        typer.Option(
+            metavar="FILE", help="Measure rates, and write a network file of all that was measured."
+        ),
     ] = None,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="Longest wait for one connection.")

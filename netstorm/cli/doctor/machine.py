@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from netstorm.addresses import is_loopback
-from netstorm.cli.doctor.facts import Facts
+from netstorm.cli.doctor.facts import Door, Facts
 from netstorm.cli.doctor.findings import Finding, Severity
 from netstorm.units import format_bytes
 
@@ -73,21 +73,12 @@ def _software(facts: Facts) -> Iterator[_Row]:
 
 def _settings(facts: Facts) -> Iterator[_Row]:
     if facts.settings_problem:
-        yield (
-            Severity.ERROR,
-            "settings",
-            facts.settings_problem,
-            "`netstorm env` shows where each value is from",
-        )
+        yield Severity.ERROR, "settings", facts.settings_problem, "netstorm env shows where values are from"
     for note in facts.settings_notes:
         yield Severity.WARNING, "settings", note, "correct the variable, or unset it"
     if facts.key_problem:
-        yield (
-            Severity.ERROR,
-            "key",
-            facts.key_problem,
-            _command_in(facts.key_problem, "netstorm keys new job.key"),
-        )
+        do = _command_in(facts.key_problem, "netstorm keys new job.key")
+        yield Severity.ERROR, "key", facts.key_problem, do
     for problem in facts.files_problem:
         yield Severity.ERROR, "files", problem, _command_in(problem, "correct the file, or the variable")
     if not (facts.settings_problem or facts.settings_notes or facts.key_problem or facts.files_problem):
@@ -144,30 +135,18 @@ def _limits(facts: Facts) -> Iterator[_Row]:
     else:
         yield _ok("open files", f"up to {limit if limit >= 0 else 'any number'}")
     if facts.shm_bytes < 0:
-        yield (
-            Severity.WARNING,
-            _SHM_NAME,
-            "is not there, or cannot be written",
-            "sudo mount -t tmpfs tmpfs /dev/shm",
-        )
+        what = "is not there, or cannot be written"
+        yield Severity.WARNING, _SHM_NAME, what, "sudo mount -t tmpfs tmpfs /dev/shm"
     elif facts.shm_bytes < _LEAST_SHM:
         what = f"has {format_bytes(facts.shm_bytes)}: workers of PyTorch's data loaders end by SIGBUS"
-        yield (
-            Severity.WARNING,
-            _SHM_NAME,
-            what,
-            "docker run --shm-size=1g, or sudo mount -o remount,size=1g /dev/shm",
-        )
+        do = "docker run --shm-size=1g, or sudo mount -o remount,size=1g /dev/shm"
+        yield Severity.WARNING, _SHM_NAME, what, do
     else:
         yield _ok(_SHM_NAME, f"{facts.shm_bytes / 1e9:.3g} GB")
     if facts.memory_bytes < _LEAST_MEMORY:
         what = f"{format_bytes(facts.memory_bytes)} of memory are free"
-        yield (
-            Severity.WARNING,
-            "memory",
-            what,
-            "end what else runs here (ps aux --sort -rss | head), or use a larger host",
-        )
+        do = "end what else runs here (ps aux --sort -rss | head), or use a larger host"
+        yield Severity.WARNING, "memory", what, do
     else:
         yield _ok("memory", f"{facts.memory_bytes / 1e9:.3g} GB are free")
 
@@ -193,44 +172,25 @@ def _names(facts: Facts, *, alone: bool) -> Iterator[_Row]:
                "ip route get the address: a VPN or IPv6 may be down" if is_route else
                "give the scheduler's address in figures, or a line in /etc/hosts")  # fmt: skip
     if facts.advertised_problem:
-        what = facts.advertised_problem
-        yield (
-            Severity.ERROR,
-            "address",
-            what,
-            "set DMLC_NODE_HOST to this host's address that the others reach",
-        )
+        do = "set DMLC_NODE_HOST to this host's address that the others reach"
+        yield Severity.ERROR, "address", facts.advertised_problem, do
     yield _ok("IPv6", "yes" if facts.ipv6 else "no: hosts with IPv6 alone cannot be in a job with this one")
     for door in facts.doors:
-        yield from _door(facts, door.place(), door.problem, scheduler=door.scheduler, port=door.port)
+        yield _door(facts, door)
 
 
-def _door(facts: Facts, place: str, problem: str, *, scheduler: bool, port: int) -> Iterator[_Row]:
-    who, variable = ("the scheduler", "DMLC_PS_ROOT_PORT") if scheduler else ("a node", "NETSTORM_PORT")
-    if not problem:
-        if not scheduler and not port:
-            yield _ok(
-                "ports",
-                f"{who} listens at any free port of {place.rpartition(':')[0]}: NETSTORM_PORT fixes it",
-            )
-        else:
-            yield _ok("ports", f"{who} can listen, and is found at {place}")
-    elif "NetStorm scheduler" in problem:
-        what = f"{who} cannot listen at {place}: {problem}"
-        yield (
-            Severity.ERROR,
-            "two schedulers",
-            what,
-            f"end that one, or set {variable} to another port at all hosts",
-        )
-    elif "assign" in problem:
-        what = f"{who} cannot listen at {place}: this host has no such address ({', '.join(facts.addresses)})"
-        yield Severity.ERROR, "address", what, "behind a NAT set NETSTORM_BIND='*'; else correct the address"
-    else:
-        what = f"{who} cannot listen at {place}: {problem}"
-        yield (
-            Severity.ERROR,
-            "port in use",
-            what,
-            f"ss -tulpn 'sport = :{port}' shows who; or set {variable} to another port",
-        )
+def _door(facts: Facts, door: Door) -> _Row:
+    who, variable = ("the scheduler", "DMLC_PS_ROOT_PORT") if door.scheduler else ("a node", "NETSTORM_PORT")
+    if not door.problem and not door.advertised_port:
+        return _ok("ports", f"{who} listens at any free port of {door.advertised}: NETSTORM_PORT fixes it")
+    if not door.problem:
+        return _ok("ports", f"{who} can listen, and is found at {door.place()}")
+    what = f"{who} cannot listen at {door.place()}: {door.problem}"
+    if "NetStorm scheduler" in door.problem:
+        do = f"end that one, or set {variable} to another port at all hosts"
+        return Severity.ERROR, "two schedulers", what, do
+    if "assign" in door.problem:
+        what = f"{what}: this host has no such address ({', '.join(facts.addresses)})"
+        return Severity.ERROR, "address", what, "behind a NAT set NETSTORM_BIND='*'; else correct the address"
+    do = f"ss -tulpn 'sport = :{door.port}' shows who; or set {variable} to another port"
+    return Severity.ERROR, "port in use", what, do

@@ -28,7 +28,7 @@ class ExaminedHost:
     site: str = ""
     facts: Facts | None = None
     problem: str = ""
-    """Why it has no facts."""
+    """Why it has no facts, or no results."""
     results: list[ProbeResult] = field(default_factory=list)
 
     @property
@@ -80,13 +80,9 @@ def judge_hosts(hosts: Sequence[ExaminedHost]) -> list[Finding]:
                 for finding in judge_machine(host.facts, alone=False)
                 if finding.severity != Severity.OK
             ]
-        elif host.problem:
-            by_hand = "`netstorm doctor --serve` must run there, with the same key"
-            do = (
-                by_hand
-                if host.given
-                else "ssh must get there without a question, and find NetStorm (--python)"
-            )
+        if host.problem:
+            by_ssh = "ssh must get there without a question, and find NetStorm (--python)"
+            do = "`netstorm doctor --serve` must run there, with the same key" if host.given else by_ssh
             found.append(
                 Finding(severity=Severity.ERROR, check="host", where=host.name, what=host.problem, do=do)
             )
@@ -139,10 +135,8 @@ def _schedulers(known: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
     if len(having) > 1:
         names = " and ".join(host.name for host in having)
         what = f"{names} each take DMLC_PS_ROOT_URI={_facts(having[0]).scheduler} for an address of their own"
-        yield (
-            names,
-            (Severity.ERROR, "two schedulers", what, "set it to the address of one host, at all hosts"),
-        )
+        do = "set it to the address of one host, at all hosts"
+        yield names, (Severity.ERROR, "two schedulers", what, do)
     meanings = {
         host.name: {one for one in _facts(host).scheduler_addresses if not is_loopback(one)} for host in known
     }
@@ -170,10 +164,8 @@ def _clocks(hosts: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
         if abs(offset) - bound > CLOCK_S:
             how = "ahead of" if offset > 0 else "behind"
             what = f"its clock is {abs(offset):.3g} s {how} that of {hosts[0].name}"
-            yield (
-                hosts[other].name,
-                (Severity.WARNING, "clock", what, "sudo timedatectl set-ntp true, at all hosts"),
-            )
+            do = "sudo timedatectl set-ntp true, at all hosts"
+            yield hosts[other].name, (Severity.WARNING, "clock", what, do)
 
 
 def _pair(hosts: Sequence[ExaminedHost], source: ExaminedHost, result: ProbeResult) -> Iterator[_Row]:
@@ -189,12 +181,8 @@ def _pair(hosts: Sequence[ExaminedHost], source: ExaminedHost, result: ProbeResu
     port = _port(result)
     if door is not None and is_loopback(door.advertised):
         what = f"{target.name} advertises {result.place}, which means {source.name} itself there"
-        yield (
-            Severity.ERROR,
-            "address",
-            what,
-            f"set DMLC_NODE_HOST at {target.name} to an address that others reach",
-        )
+        do = f"set DMLC_NODE_HOST at {target.name} to an address that others reach"
+        yield Severity.ERROR, "address", what, do
     elif result.problem == "key":
         yield Severity.ERROR, "key", f"{result.place}: {result.text}", _ONE_KEY
     elif result.problem == "stranger":
@@ -203,7 +191,8 @@ def _pair(hosts: Sequence[ExaminedHost], source: ExaminedHost, result: ProbeResu
         yield Severity.ERROR, "address", f"{result.place}: {result.text}", do
     elif result.problem == "unreachable":
         has = ", ".join(target.facts.addresses) if target.facts else "unknown addresses"
-        do = f"set DMLC_NODE_HOST at {target.name}, which has {has}, to one that {source.name} reaches"
+        right = f"set DMLC_NODE_HOST at {target.name}, which has {has}, to one that {source.name} reaches"
+        do = f"{right}; or let the firewall that refuses it pass"
         yield Severity.ERROR, "address", f"no way to {result.place}: {result.text}{works}", do
     elif is_nat and door is not None:
         what = f"{result.place}, which {target.name} advertises: {result.text}{works}"

@@ -175,7 +175,7 @@ class Doctor:
         if isinstance(message, Ask):
             return Done(facts=self._facts)
         if isinstance(message, Sink) and 0 < message.size <= BULK_BYTES:
-            return Sunk(seconds=await asyncio.wait_for(_swallow(wire, message.size), 2 * _STALL_S))
+            return await asyncio.wait_for(_swallow(wire, message.size), 2 * _STALL_S)
         if isinstance(message, TryPorts):
             return await self._probe(message.targets)
         return NotDone(text=f"{type(message).__name__} is nothing that this doctor does")
@@ -242,15 +242,16 @@ class _Answers(asyncio.DatagramProtocol):
             self._transport.sendto(answer, addr)
 
 
-async def _swallow(wire: Wire, size: int) -> float:
-    began = 0.0
+async def _swallow(wire: Wire, size: int) -> Sunk:
+    began, timed = 0.0, 0
     while size > 0:
         piece = await wire.reader.read(min(size, PIECE))
         if not piece:
             raise EOFError("the connection ended")
+        timed += len(piece) if began else 0
         began = began or clock.monotonic()
         size -= len(piece)
-    return clock.monotonic() - began
+    return Sunk(seconds=clock.monotonic() - began, size=timed)
 
 
 async def try_port(target: Target, key: bytes) -> ProbeResult:
@@ -307,14 +308,15 @@ async def _times(wire: Wire, found: ProbeResult) -> ProbeResult:
 
 async def _bulk(wire: Wire, found: ProbeResult, *, rate: bool) -> ProbeResult:
     """See whether full-sized segments pass and, if it is asked for, how fast."""
-    size, measured = _SMALL, None
+    size = _SMALL
+    measured: float | None = None
     while True:
         try:
             sunk = await asyncio.wait_for(_send_zeros(wire, size), _STALL_S)
         except (asyncio.TimeoutError, TimeoutError):
-            return msgspec.structs.replace(found, stalls=measured is None, rate=measured)
-        if sunk.seconds > 0:
-            measured = 8 * (size - PIECE) / sunk.seconds  # the first piece came before the watch was started
+            return msgspec.structs.replace(found, stalls=size == _SMALL, rate=measured)
+        if sunk.size and sunk.seconds:
+            measured = 8 * sunk.size / sunk.seconds
         if not rate or sunk.seconds >= _RATE_S or size >= BULK_BYTES:
             return msgspec.structs.replace(found, stalls=False, rate=measured if rate else None)
         size *= 4

@@ -168,6 +168,8 @@ class Sunk(DoctorMessage, frozen=True, tag="sunk"):
 
     seconds: Seconds
     """From the first piece to the last."""
+    size: Size
+    """Bytes that came in that time."""
 
 
 class NotDone(DoctorMessage, frozen=True, tag="not done"):

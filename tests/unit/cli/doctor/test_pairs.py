@@ -98,6 +98,13 @@ def test_a_host_that_has_said_nothing_is_named_and_all_others_are_judged():
     assert (finding.check, finding.where, finding.what) == ("host", "host0", "ssh: no route to host")
 
 
+def test_a_host_that_is_well_but_has_not_said_what_it_finds_is_named():
+    pair = hosts({}, {})
+    pair[1].problem = "it has not said what it finds: no answer in time"
+    (finding,) = judge_hosts(pair)
+    assert (finding.severity, finding.check, finding.where) == (Severity.ERROR, "host", "host1")
+
+
 def test_each_port_of_each_other_host_is_a_target_and_one_of_each_is_measured():
     three = hosts({}, {"doors": [door(1, scheduler=True, port=9091, advertised_port=9091), door(1)]}, {})
     three[2].facts, three[2].given = None, ("10.0.0.2", 9100)
