@@ -88,6 +88,7 @@ def test_a_doctor_whom_others_could_reach_needs_a_key_or_to_be_told_that_it_may(
     )
     assert ended.code == 0, ended.err
     assert "listening at" in ended.err
+    assert "other hosts cannot reach it there: set DMLC_PS_ROOT_URI" in ended.err
 
 
 def test_ctrl_c_ends_a_doctor_that_serves_and_one_that_waits_for_another(tmp_path):

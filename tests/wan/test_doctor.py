@@ -7,6 +7,7 @@ The kernel's own tables (bbr, meminfo) are covered by files that are mounted ove
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from netstorm.lab.emulation import Wan
 from netstorm.pslite.keys import JobKey, NodeKey
 from netstorm.topology.files import load_network
 from tests.integration.docs.pages import blocks
 from tests.integration.forking import ROOT, Forker
 from tests.wan.doctor_hosts import PLAIN_HOSTS, Doctors, Host
+from tests.wan.traces import NETSTORM
+from tests.wan.traces import network as emulated
 
 
 def later(seconds: int) -> str:
@@ -591,3 +595,35 @@ def test_hosts_of_a_host_file_are_examined_through_ssh_though_their_ports_are_cl
     assert [node.site for node in network.nodes] == ["tokyo", "paris"]
     assert {(link.source, link.target) for link in network.links} == {(0, 1), (1, 0)}
     assert all(link.rate > 1e6 and 0 < link.latency < 1 for link in network.links)
+
+
+def test_measured_rates_and_latencies_are_those_of_the_network(tmp_path):
+    JobKey.create(tmp_path / "job.key")
+    with Wan.up(emulated()) as wan:
+        hosts = [wan.address(rank) for rank in (0, 1)]
+        variables = {"NETSTORM_KEY_FILE": str(tmp_path / "job.key"), "NETSTORM_PORT": "9100"}
+        variables |= {"DMLC_PS_ROOT_URI": hosts[0], "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+        doctor = [*NETSTORM, "doctor", "--quick"]
+        serving = [
+            subprocess.Popen(wan.command(rank, [*doctor, "--serve"]), env=variables, stderr=subprocess.PIPE)
+            for rank in (0, 1)
+        ]
+        try:
+            for process in serving:
+                assert process.stderr is not None
+                assert b"listening at" in process.stderr.readline()
+            file = tmp_path / "measured.yaml"
+            words = [*doctor, "--peers", ",".join(f"{host}:9100" for host in hosts), "--write", str(file)]
+            done = subprocess.run(
+                wan.command(0, words), env=variables, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+        finally:
+            for process in serving:
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=30)
+        links = load_network(file).links
+        assert [(link.source, link.target) for link in links] == [(0, 1), (1, 0)]
+        for link in links:
+            assert link.rate == pytest.approx(50e6, rel=0.2)
+            assert link.latency == pytest.approx(0.005, rel=0.5)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from netstorm.addresses import is_loopback
 from netstorm.cli.support import exit_on_usage_error, split_address
 from netstorm.errors import UsageError
 
@@ -174,6 +175,9 @@ def _serve(serve_for: float, *, insecure: bool, frameworks: bool, stdio: bool) -
                 problems = [door.problem for door in doctor.facts.doors] or [doctor.facts.scheduler_problem]
                 raise UsageError(f"no port to listen at ({problems[0]}): `netstorm doctor` says why")
             typer.echo(f"netstorm doctor: listening at {', '.join(places)} for {serve_for:g} s", err=True)
+            if all(is_loopback(door.advertised) for door in doctor.facts.doors):
+                hint = "set DMLC_PS_ROOT_URI to the address of the job's scheduler"
+                typer.echo(f"netstorm doctor: other hosts cannot reach it there: {hint}", err=True)
             await asyncio.sleep(serve_for)
 
     with contextlib.suppress(KeyboardInterrupt):
