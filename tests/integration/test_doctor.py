@@ -115,6 +115,41 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+# ------------------------------------------------------------------------ logs of jobs that have failed
+
+FAILS = """
+import os, signal
+if os.environ["NETSTORM_RANK"] == "1":
+    {}
+from netstorm.kvstore.process.runtime import runtime_of_this_process
+runtime_of_this_process()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (
+            "raise ValueError('bad sample 17')",
+            "the script raised an exception: ValueError: bad sample 17, at ",
+        ),
+        ("import foo_missing", "a package is missing: ModuleNotFoundError: No module named 'foo_missing'"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "a process was killed: by the kernel, for want of memory"),
+        ("os._exit(3)", "a process has failed: failed with exit code 3"),
+    ],
+)
+def test_the_logs_of_a_real_job_name_the_rank_that_failed_first_and_why(tmp_path, how, says):
+    (tmp_path / "train.py").write_text(FAILS.format(how))
+    words = ("--log-dir", "logs", "--", sys.executable, "train.py")
+    assert run_netstorm(tmp_path, "launch", "-n", "2", *words, PYTHONPATH=str(ROOT)).code != 0
+    (tmp_path / "launch.log").write_text((tmp_path / "netstorm.err").read_text())
+    for logs in ("logs", "launch.log"):
+        ended = run_netstorm(tmp_path, "doctor", logs)
+        assert ended.code == 1
+        assert ended.out.startswith("error: rank 1 on 127.0.0.1: first cause: "), (logs, ended.out)
+        assert says in ended.out, (logs, ended.out)
+
+
 # ------------------------------------------------------------------------------------- strangers at the ports
 
 

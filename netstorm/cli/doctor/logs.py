@@ -27,9 +27,11 @@ _LAUNCHER: Final = re.compile(
     r"rank (\d+)(?: on (\S+))? ((?:was killed|failed with).*?)"
     r"(?:; (?:ranks? [\d, -]+ ha(?:ve|s) |the job goes on|it is started).*)?$"
 )
+_SINCE: Final = re.compile(r"netstorm: ended by the launcher \(\w+\), since (.*)")
+"""What the launcher writes in the name of a rank that it ends."""
 _EXCEPTION: Final = re.compile(
     r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Lost|Failed|Refused|Timeout|Rounds"
-    r"|Disagreement|Mismatch|Authorised|Removed)): ?(.*)"
+    r"|Disagreement|Mismatch|Authorised|Removed))(?:: ?(.*))?$"
 )
 _SCRIPT_LINE: Final = re.compile(r'^  File "([^"]+)", line (\d+)')
 
@@ -87,6 +89,7 @@ _CAUSES: Final = (
     (r"SettingsError|there is no setting of that name|: expected .*",
      "a setting is wrong",
      "netstorm env"),
+    (r"^failed with exit code", "a process has failed", "its own output, before its end, says why"),
     (r"JoinRefused", "a process was not let into the job", "its message says why"),
 )  # fmt: skip
 """What a text means, in words, and what to do about it; the first that matches counts."""
@@ -199,13 +202,11 @@ def _evidence(log: Log) -> Iterator[_Evidence]:
             yield _Evidence(order=2, rank=int(match[1]), host=match[2].rpartition(":")[0], text=match[3])
         elif match := _ENDS.search(rest):
             yield _Evidence(order=2, rank=None, host="", text=match[1])
-        elif match := _LAUNCHER.match(rest):
+        elif match := _LAUNCHER.match(_SINCE.sub(r"\1", rest)):
             yield _Evidence(order=1, rank=int(match[1]), host=match[2] or "", text=match[3])
         elif match := _EXCEPTION.match(rest):
-            echo = match[1].rpartition(".")[2] in _ECHOES
-            yield _Evidence(
-                order=0, rank=rank, host="", text=f"{match[1]}: {match[2]}", place=place, echo=echo
-            )
+            text, echo = match[0], match[1].rpartition(".")[2] in _ECHOES
+            yield _Evidence(order=0, rank=rank, host="", text=text, place=place, echo=echo)
             place = ""
         elif rest.startswith("netstorm: ") and by != "launch":  # a usage error ends a process so
             yield _Evidence(order=0, rank=rank, host="", text=rest.removeprefix("netstorm: "))

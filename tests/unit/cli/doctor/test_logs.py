@@ -41,6 +41,7 @@ def logs(**texts: str) -> list[Log]:
         ("ValueError: bad sample 17", "the script raised an exception: ValueError: bad sample 17"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried", "memory ran out"),
         ("ModuleNotFoundError: No module named 'foo'", "a package is missing"),
+        ("MemoryError", "memory ran out: MemoryError"),
         ("OSError: [Errno 28] No space left on device", "a disk is full"),
         ("OSError: [Errno 24] Too many open files", "there are too few file descriptors"),
         ("netstorm.errors.SettingsError: CHUNK_SIZE='x': expected a whole number", "a setting is wrong"),
@@ -90,6 +91,17 @@ def test_the_launcher_s_output_alone_is_enough():
     assert "was killed by SIGKILL: step 9" in first.what
     assert "20 s" not in first.what
     assert followed.what == "rank 0 ended because of it"
+
+
+def test_a_rank_that_the_launcher_has_ended_is_not_the_first_cause():
+    ended = "netstorm: ended by the launcher (SIGTERM), since rank 1 on tokyo failed with exit code 1: {}\n"
+    missing = "ModuleNotFoundError: No module named 'foo'"
+    first, *_ = explain(logs(rank_0=ended.format(missing), rank_1=f"{missing}\n"))
+    assert first.where == "rank 1 on tokyo"
+    assert first.what == f"a package is missing: {missing}"
+    first, *_ = explain(logs(rank_0=ended.format(missing)))
+    assert first.where == "rank 1 on tokyo"
+    assert first.what.startswith("a package is missing: failed with exit code 1")
 
 
 def test_a_job_in_which_nobody_is_to_blame_is_told_as_it_ended():
