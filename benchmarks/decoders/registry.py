@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from decoders import files, replicated, resumed, stored, values, web, wire
+from decoders import doctor, files, replicated, resumed, stored, values, web, wire
 from netstorm.lab.testing.decoders import FuzzTarget
 
 __all__ = ["TARGETS"]
@@ -17,4 +17,5 @@ TARGETS: Final[tuple[FuzzTarget, ...]] = (
     *stored.TARGETS,
     *resumed.TARGETS,
     *web.TARGETS,
+    *doctor.TARGETS,
 )

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 import typer
 
-__all__ = ["check"]
+__all__ = ["check", "versions"]
 
 _STOP_S: Final = 20.0
 """How long a launcher that is told to end may take to end its processes."""
@@ -98,9 +98,9 @@ def check(
 
     The exit code is 0 if all sums were right, else 1.
     """
-    versions = dict(_versions())
+    present = dict(versions())
     if not as_json:
-        typer.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
+        typer.echo(", ".join(f"{name} {version}" for name, version in present.items()))
     results = []
     for name, package, program, install in _CHECKS:
         version = _version_of(package)
@@ -114,11 +114,12 @@ def check(
         if not as_json:
             _print(result)
     if as_json:
-        typer.echo(json.dumps({"versions": versions, "checks": [asdict(one) for one in results]}, indent=2))
+        typer.echo(json.dumps({"versions": present, "checks": [asdict(one) for one in results]}, indent=2))
     raise typer.Exit(any(one.ok is False for one in results))
 
 
-def _versions() -> Iterator[tuple[str, str]]:
+def versions() -> Iterator[tuple[str, str]]:
+    """Yield what a problem report needs: names and versions."""
     from netstorm import __version__
     from netstorm.protocol.frames import PROTOCOL_VERSION
 

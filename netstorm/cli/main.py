@@ -35,6 +35,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "wan": "Emulate a network on this machine, in namespaces, for any program.",
         "checkpoint": "Show the checkpoints of a job, or convert those of a former format.",
         "keys": "Make the key of a job, or of one of its nodes.",
+        "doctor": "Find what is wrong with hosts, or between them, or was with a job; and what to do.",
         "check": "Check an installation: two ranks form a sum, with each framework.",
         "env": "Print every setting, its value and its source.",
     }
@@ -46,6 +47,7 @@ MODULES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "launch": "netstorm.cli.launch.command",
         "report": "netstorm.cli.record",
+        "doctor": "netstorm.cli.doctor.command",
         "plan": "netstorm.lab.commands.plan",
         "simulate": "netstorm.lab.commands.simulate",
         "bench": "netstorm.lab.commands.bench",

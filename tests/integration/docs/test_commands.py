@@ -252,6 +252,7 @@ def test_network_files_trees_and_host_files_of_the_pages_are_read():
 
 _SAMPLES: Final = {
     "netstorm plan bad.yaml": True,
+    "netstorm doctor logs": True,
     "netstorm plan examples/networks/mesh.yaml --model alexnet": True,
     "netstorm simulate --nodes 9 --family mesh --seeds 2": True,
     "netstorm simulate --nodes 9 --family mesh --seeds 5": False,
@@ -259,6 +260,14 @@ _SAMPLES: Final = {
 """Beginnings of commands whose output does not depend on the machine, and whether they take at most 4 s."""
 
 _BAD: Final = "nodes: {0: {}, 1: {}}\nlinks:\n  - {between: [0, 1], rate: fast, latency: 1ms}\n"
+
+_LOGS: Final = {
+    "scheduler.log": "16:47:21 netstorm ERROR the job ends: rank 1 (10.0.0.2:39367) failed: MemoryError\n",
+    "rank-0.log": "[rank0]: netstorm.errors.NodeFailed: rank 1 (10.0.0.2:39367) failed: MemoryError: ...\n",
+    "rank-1.log": "[rank1]: Traceback (most recent call last):\n"
+    '[rank1]:   File "/home/me/train.py", line 8, in <module>\n'
+    "[rank1]: MemoryError: cannot allocate 8 GB\n",
+}
 
 
 def samples() -> Iterator[object]:
@@ -290,6 +299,9 @@ def without_times(text: str) -> list[str]:
 def test_a_sample_is_what_the_command_prints(command, sample, tmp_path):
     (tmp_path / "bad.yaml").write_text(_BAD)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "logs").mkdir()
+    for name, text in _LOGS.items():
+        (tmp_path / "logs" / name).write_text(text)
     _, *words = shlex.split(command)
     printed = without_times(run_netstorm(tmp_path, *words, COLUMNS="200").text)
     expected = [line for line in without_times(sample) if line and line != "..."]
