@@ -19,7 +19,7 @@ from netstorm.errors import UsageError
 from netstorm.pslite.host_addresses import is_own_address, loopback_host
 from netstorm.settings import Settings, foreign_variable, set_for_children
 
-__all__ = ["Place", "first_host", "place_of_this_process", "take_place"]
+__all__ = ["Place", "first_host", "place_of_this_process", "settings_below", "take_place"]
 
 _PORTS: Final = range(20_000, 31_000)
 """Below the range from which Linux gives a port to any connection, and with room for `_BESIDE`."""
@@ -69,8 +69,14 @@ class Place:
         return _PORTS[zlib.crc32(self.start.encode()) % len(_PORTS)]
 
 
-def take_place(settings: Settings) -> tuple[str, int] | None:
-    """Set this process's variables as its launcher says, if one has started it; scripts read them.
+def settings_below(place: Place) -> Settings:
+    """Return this process's settings, with the launcher's number of ranks if they have none."""
+    given = foreign_variable("DMLC_NUM_WORKER")
+    return Settings.from_environment(num_workers=None if given else place.size[1])
+
+
+def take_place(place: Place, settings: Settings) -> tuple[str, int] | None:
+    """Set this process's variables as its launcher says; scripts read them.
 
     Returns:
         Host and port at which this process is to start the scheduler; None: another one does, or is named.
@@ -78,13 +84,10 @@ def take_place(settings: Settings) -> tuple[str, int] | None:
     Raises:
         UsageError: variables contradict the launcher's, or do not say where the scheduler is.
     """
-    place = place_of_this_process()
-    if place is None:
-        return None
     ranks = _given("NETSTORM_RANK", settings.rank if settings.rank >= 0 else None, "RANK")
     sizes = _given(
         "DMLC_NUM_WORKER",
-        settings.num_workers if settings.source("num_workers") != "default" else None,
+        settings.num_workers if settings.source("num_workers") == "environment" else None,
         "WORLD_SIZE",
     )
     named = {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}
@@ -196,7 +199,7 @@ def _of_pmi(rank: tuple[str, int], size: tuple[str, int]) -> Place:
         size=size,
         local_rank=_number("MPI_LOCALRANKID"),
         local_size=_number("MPI_LOCALNRANKS"),
-        start="" if proxy is None else f"mpi-{proxy.pid}-{proxy.create_time():.2f}",
+        start="" if proxy is None else f"mpi-{proxy.pid}",  # used on one host only
     )
 
 

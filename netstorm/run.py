@@ -27,7 +27,7 @@ from typing import Final
 from netstorm.addresses import host_port
 from netstorm.errors import NetStormError, UsageError
 from netstorm.frontends.import_hook import on_import
-from netstorm.launchers import take_place
+from netstorm.launchers import place_of_this_process, settings_below, take_place
 from netstorm.pslite.admission import job_key_of
 from netstorm.settings import Settings, foreign_variable, set_for_children
 
@@ -60,12 +60,14 @@ def main(arguments: list[str]) -> int:
         )
         return 0 if arguments else 2
     try:
-        settings = Settings.from_environment()
+        place, scheduler = place_of_this_process(), None
+        settings = Settings.from_environment() if place is None else settings_below(place)
         if (idle := _without_work(settings)) is not None:
             print(f"netstorm: {idle} has nothing to do, since every node aggregates; this process ends")
             return 0
-        scheduler = None if settings.role == "scheduler" else take_place(settings)
-        settings = Settings.from_environment()  # with what the launcher says
+        if place is not None and settings.role != "scheduler":
+            scheduler = take_place(place, settings)
+            settings = Settings.from_environment()  # with the variables that are set now
         _check_all_workers(settings)
         if settings.role == "scheduler":
             from netstorm.scheduler.process.scheduler_process import run_scheduler
