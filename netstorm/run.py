@@ -7,10 +7,14 @@ that the script starts by itself use NetStorm, too.
 MXNet's launchers also start a process for each server and one for the scheduler, all with the same command: a
 server has nothing to do and ends, and the scheduler is NetStorm's. Of GeoMX's launch scripts the processes of
 the global level and the master worker end, too.
+
+`mpirun -n 4 python -m netstorm.run train.py` and `srun python -m netstorm.run train.py` need no variables:
+the launcher says which rank a process is, and rank 0 starts the scheduler, unless DMLC_PS_ROOT_URI names one.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import runpy
@@ -20,8 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from netstorm.errors import UsageError
+from netstorm.addresses import host_port
+from netstorm.errors import NetStormError, UsageError
 from netstorm.frontends.import_hook import on_import
+from netstorm.launchers import place_of_this_process, settings_below, take_place
+from netstorm.pslite.admission import job_key_of
 from netstorm.settings import Settings, foreign_variable, set_for_children
 
 __all__ = ["main"]
@@ -53,10 +60,14 @@ def main(arguments: list[str]) -> int:
         )
         return 0 if arguments else 2
     try:
-        settings = Settings.from_environment()
+        place, scheduler = place_of_this_process(), None
+        settings = Settings.from_environment() if place is None else settings_below(place)
         if (idle := _without_work(settings)) is not None:
             print(f"netstorm: {idle} has nothing to do, since every node aggregates; this process ends")
             return 0
+        if place is not None and settings.role != "scheduler":
+            scheduler = take_place(place, settings)
+            settings = Settings.from_environment()  # with the variables that are set now
         _check_all_workers(settings)
         if settings.role == "scheduler":
             from netstorm.scheduler.process.scheduler_process import run_scheduler
@@ -68,10 +79,33 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "-m":
         if len(arguments) == 1:
             return _refuse("-m needs the name of a module")
-        return _as_script(lambda: _run_module(arguments[1:]))
-    if not Path(arguments[0]).exists():
+    elif not Path(arguments[0]).exists():
         return _refuse(f"no script {arguments[0]!r}")
+    if scheduler is not None:
+        try:
+            _start_scheduler(settings, *scheduler)
+        except NetStormError as error:
+            return _refuse(str(error))
+    if arguments[0] == "-m":
+        return _as_script(lambda: _run_module(arguments[1:]))
     return _as_script(lambda: _run_script(arguments))
+
+
+def _start_scheduler(settings: Settings, host: str, port: int) -> None:
+    """Start the job's scheduler, and have this process end after it."""
+    from netstorm.scheduler.process.scheduler_child import start_scheduler
+
+    plain = "plain: no NETSTORM_KEY_FILE" if job_key_of(settings) is None else "encrypted"
+    print(
+        f"netstorm: rank 0 of {settings.num_workers} starts the scheduler of job {settings.job} at "
+        f"{host_port(host, port)}; connections are {plain}",
+        file=sys.stderr,
+        flush=True,
+    )
+    child = start_scheduler(settings, host, port)
+    # Functions are called in reverse order: the job's, registered later, leaves it first. An elastic job goes
+    # on without rank 0, but not without its scheduler.
+    atexit.register(child.wait, *((None,) if settings.elastic else ()))
 
 
 def _without_work(settings: Settings) -> str | None:

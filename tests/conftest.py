@@ -128,10 +128,12 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the developer's own DMLC_* and NETSTORM_* variables out of the tests."""
+    """Keep the developer's own DMLC_* and NETSTORM_* variables, and Slurm's, out of the tests."""
     from netstorm.settings import declarations
+    from netstorm.settings.values import LAUNCHER_VARIABLES
 
-    for variable in os.environ.keys() & {declaration.variable for declaration in declarations().values()}:
+    ours = {declaration.variable for declaration in declarations().values()}
+    for variable in os.environ.keys() & (ours | LAUNCHER_VARIABLES):
         monkeypatch.delenv(variable)
 
 

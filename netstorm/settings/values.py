@@ -215,14 +215,29 @@ FOREIGN_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
+LAUNCHER_VARIABLES: Final = frozenset(
+    {
+        *("DMLC_NUM_WORKER", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        *("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"),
+        *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        *("PMIX_RANK", "PMIX_NAMESPACE", "PMIX_HOSTNAME"),
+        *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+        *("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", "SLURM_RESTART_COUNT"),
+    }
+)
+"""By which MPI's and Slurm's launchers tell a process its rank (netstorm/launchers.py). Those of other hosts,
+and what is started from here, have others, so `netstorm launch` does not pass them on.
+"""
+
 
 def foreign_variable(name: str) -> str | None:
     """Return a variable of another program, or None if it is not set.
 
     Raises:
-        UsageError: `name` is not in `FOREIGN_VARIABLES`.
+        UsageError: `name` is neither in `FOREIGN_VARIABLES` nor in `LAUNCHER_VARIABLES`.
     """
-    if name not in FOREIGN_VARIABLES:
+    if name not in FOREIGN_VARIABLES and name not in LAUNCHER_VARIABLES:
         raise UsageError(
             f"{name} is not in FOREIGN_VARIABLES: declare it there, with the reason for reading it"
         )

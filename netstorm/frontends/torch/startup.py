@@ -12,17 +12,12 @@ import logging
 import re
 import secrets
 import selectors
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +29,6 @@ from netstorm import clock
 from netstorm.addresses import is_loopback, split_host_port
 from netstorm.errors import (
     NetStormError,
-    SchedulerLost,
     SettingsError,
     Unreachable,
     UsageError,
@@ -64,7 +58,8 @@ from netstorm.pslite.host_addresses import (
     tcp_listener,
 )
 from netstorm.pslite.keys import JobKey
-from netstorm.settings import Settings, child_environment, foreign_variable
+from netstorm.scheduler.process.scheduler_child import SchedulerChild, start_scheduler
+from netstorm.settings import Settings, foreign_variable
 
 __all__ = [
     "answering",
@@ -85,17 +80,6 @@ __all__ = [
 # the scheduler listens on loopback. Else rank 0 offers all its addresses, each member tries them, and the
 # scheduler listens at one that all have reached: neither the name of a host nor the store's address says
 # which that is.
-#
-# The scheduler is a process of its own. It outlives rank 0, so that it can tell the others if rank 0 dies. It
-# ends by itself with the job.
-
-_COMMAND: Final = (sys.executable, "-m", "netstorm", "scheduler")
-
-_START_S: Final = 60.0
-"""Longest start: on a busy machine Python takes seconds to import what it needs."""
-
-_END_S: Final = 10.0
-"""Longest end, once all ranks have left."""
 
 _SLICE_S: Final = 0.02
 _REMIND_S: Final = 10.0
@@ -112,34 +96,6 @@ _HINT: Final = (
     "set DMLC_NODE_HOST at rank 0 to its host's address that all others can reach, or start `netstorm "
     "scheduler` on a host that all reach, and set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT at all ranks"
 )
-
-
-class SchedulerProcess:
-    """A scheduler under way.
-
-    Attributes:
-        address: HOST:PORT at which nodes reach it.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
-        self.address: Final = address
-        self._process: Final = process
-
-    def wait(self) -> None:
-        """Wait for its end, which comes when all ranks have left; stop it if it does not come."""
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self.stop()
-
-    def stop(self) -> None:
-        """Stop it, and with it the job."""
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 class _Note(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -248,7 +204,7 @@ def refuse(store: Store, rank: int, text: str) -> None:
     _Notes.of_group(store, rank, 0.0, job_key_of(Settings.from_environment())).refuse(rank, text)
 
 
-def meet(store: Store, rank: int, size: int, settings: Settings) -> tuple[str, int, SchedulerProcess | None]:
+def meet(store: Store, rank: int, size: int, settings: Settings) -> tuple[str, int, SchedulerChild | None]:
     """Return host and port of the scheduler of a new job, and the process at rank 0, which has started it.
 
     Args:
@@ -277,7 +233,7 @@ def meet(store: Store, rank: int, size: int, settings: Settings) -> tuple[str, i
             return *_find(notes, rank, own), None
         members = notes.read("come", range(size))
         host = _chosen_host(notes, members, settings, given)
-        scheduler = _start_scheduler(settings, host)
+        scheduler = start_scheduler(settings, host)
         port = split_host_port(scheduler.address)[1]
     except BaseException as error:
         text = str(error) if isinstance(error, NetStormError) else f"{type(error).__name__}: {error}"
@@ -420,43 +376,6 @@ def reachable(addresses: Sequence[str], port: int, token: bytes, limit_s: float)
     return [address for address in addresses if address in answered]
 
 
-def _start_scheduler(settings: Settings, host: str) -> SchedulerProcess:
-    """Start a scheduler for a job with these settings, at an address of this host.
-
-    Raises:
-        SchedulerLost: it does not start; its error output says why.
-        SettingsError: an address that does not exist, or that others can reach while there is no key.
-    """
-    load_credentials(settings, host)  # here it is an error of the program; the scheduler would only exit
-    with tempfile.TemporaryDirectory(prefix="netstorm-") as folder:
-        ready = Path(folder) / "ready"
-        process = subprocess.Popen(  # noqa: S603 -- our own command
-            [*_COMMAND, "--host", host, "--port", "0", "--ready-file", str(ready), "--beside-ranks"],
-            env=child_environment(DMLC_ROLE=None, DMLC_NUM_WORKER=settings.num_workers, NETSTORM_RANK=None),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the ranks; the scheduler hears of it from them
-        )
-        deadline = clock.monotonic() + _START_S
-        while not (ready.exists() and (address := ready.read_text().strip())):
-            try:
-                code = process.wait(_SLICE_S)
-            except subprocess.TimeoutExpired:
-                if clock.monotonic() < deadline:
-                    continue
-                process.kill()
-                process.wait()
-                raise SchedulerLost(
-                    f"the scheduler that rank 0 started at {host} was not ready within {_START_S:g} s; start "
-                    "one by hand (netstorm scheduler) and name it in DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
-                ) from None
-            raise SchedulerLost(
-                f"the scheduler that rank 0 started at {host} has ended with exit code {code}; its output "
-                "above says why"
-            )
-    return SchedulerProcess(process, address)
-
-
 _log = logging.getLogger(__name__)
 
 _NEWEST_TESTED: Final = (2, 14)
@@ -466,7 +385,7 @@ _NEWEST_TESTED: Final = (2, 14)
 class _Job:
     """The job that this process is in, and its groups."""
 
-    def __init__(self, runtime: Runtime, ranks: tuple[int, ...], scheduler: SchedulerProcess | None) -> None:
+    def __init__(self, runtime: Runtime, ranks: tuple[int, ...], scheduler: SchedulerChild | None) -> None:
         self.runtime: Final = runtime
         self.ranks: Final = ranks
         """PyTorch's ranks, by rank in the job."""
@@ -639,7 +558,7 @@ def _reproducible(settings: Settings) -> Settings:
 
 def _settings(
     store: Store, size: int, rank: int, timeout: timedelta
-) -> tuple[Settings, SchedulerProcess | None]:
+) -> tuple[Settings, SchedulerChild | None]:
     """Return this process's settings, and the scheduler that it has started, if it has."""
     settings = _reproducible(Settings.from_environment())
     own: dict[str, object] = {"rank": rank}

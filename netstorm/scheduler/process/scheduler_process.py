@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -94,7 +95,8 @@ def run_scheduler(
         launcher: the launcher that has started this process, and the ranks; None: somebody else has.
         beside_ranks: whoever has started this process sees to its end, with SIGINT if it must. SIGTERM is for
             the ranks, which all processes of a job get from Slurm or Kubernetes, and has no effect here: the
-            ranks need the scheduler until they have agreed on what to do, and have left.
+            ranks need the scheduler until they have agreed on what to do, and have left. Without a `launcher`
+            standard input is a pipe, which is closed when rank 0 has ended.
 
     Returns:
         The exit code: 0 if all jobs ended well, 1 if one failed, 128 + the signal that stopped it.
@@ -123,6 +125,8 @@ def run_scheduler(
             print_line(f"netstorm scheduler: watch it with: {status_server.command}")
         if launcher is not None:
             stack.callback(_listen_to(launcher, running.driver))
+        elif beside_ranks:
+            stack.callback(_end_without_rank_0(running.driver))
         outcome = running.wait(signals)
     if launcher is None or outcome.exit_code == 0:  # of a failure it says the same, as its last line
         print_line(f"netstorm scheduler: {outcome.text}")
@@ -166,6 +170,33 @@ def _listen_to(launcher: Launcher, driver: Driver[HostedMachine]) -> Callable[[]
 
     driver.thread.watch(words, read)
     return lambda: driver.thread.unwatch(words)
+
+
+def _end_without_rank_0(driver: Driver[HostedMachine]) -> Callable[[], None]:
+    """End a job that has not begun when rank 0 has ended, which holds the other end of standard input.
+
+    Nobody else might: a job that no rank has joined would wait for all of them.
+    """
+    machine, source = driver.machine, sys.stdin.fileno()
+    if not isinstance(machine, SchedulerMachine):
+        return lambda: None
+    begun = False
+
+    def note() -> None:
+        nonlocal begun
+        begun = True
+
+    def read() -> None:
+        if os.read(source, _MOST_WORDS):
+            return
+        driver.thread.unwatch(source)
+        if not begun:
+            reason = "rank 0, which started the scheduler, has ended before all nodes had joined"
+            machine.stop(reason, clock.monotonic())
+
+    machine.on_begun = note
+    driver.thread.watch(source, read)
+    return lambda: driver.thread.unwatch(source)
 
 
 @dataclass(frozen=True, slots=True)

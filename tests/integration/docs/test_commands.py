@@ -83,7 +83,7 @@ def check(words: list[str]) -> None:
         return
     program, *rest = words
     program = program.removeprefix(".venv/bin/")
-    if program in ("sudo", "nsenter", "ssh", "srun") and (ours := _begin_of_ours(rest)) is not None:
+    if program in ("sudo", "nsenter", "ssh", "srun", "mpirun") and (ours := _begin_of_ours(rest)) is not None:
         check(rest[ours:])
     elif program == "netstorm":
         check_netstorm(rest)

@@ -14,8 +14,8 @@ def fork_schedulers() -> None:
     """From now on, in this process and those forked from it."""
     for name in ("cli.main", "cli.scheduler", "scheduler.process.scheduler_process"):
         importlib.import_module(f"netstorm.{name}")
-    startup = importlib.import_module("netstorm.frontends.torch.startup")
-    vars(startup)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": _fork})
+    child = importlib.import_module("netstorm.scheduler.process.scheduler_child")
+    vars(child)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": _fork})
 
 
 def _fork(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:

@@ -42,7 +42,7 @@ class Members:
         monkeypatch.setattr(
             scheduler_process, "own_addresses", lambda: self.addresses.get(self._mine.machine, [])
         )
-        monkeypatch.setattr(scheduler_process, "_start_scheduler", self._start)
+        monkeypatch.setattr(scheduler_process, "start_scheduler", self._start)
 
     def _start(self, _settings, host):
         self.started.append(host)
