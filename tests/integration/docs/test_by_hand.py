@@ -42,9 +42,9 @@ print(f"sum {total[0].asscalar():.0f}", flush=True)
 SRUN = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 export SLURM_JOB_ID=$$ SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1
-for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & done
+for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & tasks+=($!); done
 status=0
-for task in 0 1; do wait -n || status=1; done
+for task in "${tasks[@]}"; do wait "$task" || status=1; done
 exit $status
 """
 """What Slurm's srun does with two tasks, on one host."""
@@ -92,8 +92,11 @@ def test_a_job_that_is_started_by_hand_as_the_page_says_trains(framework, tmp_pa
     )
     second = node.replace("NETSTORM_RANK=0", "NETSTORM_RANK=1")
     assert second != node
-    together = "".join(f"({one}) &\n" for one in (scheduler, node, second))
-    script = f"netstorm keys new job.key\n{together}for each in 1 2 3; do wait -n || exit 1; done"
+    # By number: `wait -n` fails if two have ended at once, as it knows of one of them no more.
+    together = "".join(f"({one}) & all+=($!)\n" for one in (scheduler, node, second))
+    script = (
+        f'netstorm keys new job.key\n{together}for each in "${{all[@]}}"; do wait "$each" || exit 1; done'
+    )
     ended = run(on_this_machine(script), tmp_path)
     assert (ended.returncode, ended.stdout.count("sum 2")) == (0, 2), ended.stdout + ended.stderr
 
