@@ -22,6 +22,11 @@ _TIME: Final = re.compile(r"^\d\d:\d\d:\d\d netstorm (\w+) (.*)")
 _FILE_RANK: Final = re.compile(r"rank[-_]?(\d+)")
 
 _VERDICT: Final = re.compile(r"the job ends: rank (\d+) \(([^)]*)\) (.*)")
+_EARLIER: Final = re.compile(
+    r"JoinRefused: the job has already ended: "
+    r"rank (\d+) \(([^)]*)\) (?:ended before all nodes had joined: )?(.*)"
+)
+"""What a rank hears that comes to join when another one has failed already."""
 _ENDS: Final = re.compile(r"(?:the job ends: |netstorm-verdict -1 )(.*)")
 _LAUNCHER: Final = re.compile(
     r"rank (\d+)(?: on (\S+))? ((?:was killed|failed with).*?)"
@@ -200,6 +205,10 @@ def _evidence(log: Log) -> Iterator[_Evidence]:
             place = f"{match[1]}:{match[2]}" if is_own else place
         elif match := _VERDICT.search(rest):
             yield _Evidence(order=2, rank=int(match[1]), host=match[2].rpartition(":")[0], text=match[3])
+        elif match := _EARLIER.search(rest):
+            host, how = match[2].rpartition(":")[0] or match[2], match[3]
+            text = f"failed with {how}" if how.startswith("exit code") else how
+            yield _Evidence(order=2, rank=int(match[1]), host=host, text=text)
         elif match := _ENDS.search(rest):
             yield _Evidence(order=2, rank=None, host="", text=match[1])
         elif match := _LAUNCHER.match(_SINCE.sub(r"\1", rest)):

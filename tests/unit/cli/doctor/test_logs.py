@@ -104,6 +104,22 @@ def test_a_rank_that_the_launcher_has_ended_is_not_the_first_cause():
     assert first.what.startswith("a package is missing: failed with exit code 1")
 
 
+def test_a_rank_that_comes_when_another_has_failed_already_is_not_the_first_cause():
+    late = (
+        "netstorm.errors.JoinRefused: the job has already ended: rank 1 (127.0.0.1) ended before all nodes "
+        "had joined: exit code 3\n"
+    )
+    first, *_ = explain(logs(rank_0=late))
+    assert first.where == "rank 1 on 127.0.0.1"
+    assert first.what == "a process has failed: failed with exit code 3"
+    first, *_ = explain(logs(rank_0=late, rank_1="ModuleNotFoundError: No module named 'foo'\n"))
+    assert first.where == "rank 1 on 127.0.0.1"
+    assert first.what == "a package is missing: ModuleNotFoundError: No module named 'foo'"
+    killed = late.replace("exit code 3", "killed by SIGKILL")
+    first, *_ = explain(logs(rank_0=killed))
+    assert first.what.startswith("a process was killed")
+
+
 def test_a_job_in_which_nobody_is_to_blame_is_told_as_it_ended():
     text = "16:00:00 netstorm ERROR the job ends: not every node came within 300 s; not here: 1\n"
     (first,) = explain(logs(scheduler=text))
