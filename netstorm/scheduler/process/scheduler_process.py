@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -68,6 +67,9 @@ _SLICE_S: Final = 0.2
 
 _LINGER_S: Final = 2.0
 """How long the last messages may take to leave."""
+
+_STDIN: Final = 0
+"""`sys.stdin` may be something else: a process that multiprocessing has forked has /dev/null there."""
 
 _MOST_WORDS: Final = 65536
 """Bytes of the launcher's lines that are read at once: what a pipe holds."""
@@ -177,7 +179,7 @@ def _end_without_rank_0(driver: Driver[HostedMachine]) -> Callable[[], None]:
 
     Nobody else might: a job that no rank has joined would wait for all of them.
     """
-    machine, source = driver.machine, sys.stdin.fileno()
+    machine, source = driver.machine, _STDIN
     if not isinstance(machine, SchedulerMachine):
         return lambda: None
     begun = False
