@@ -13,9 +13,8 @@ from typing import Final, overload
 import msgspec
 
 from netstorm.addresses import host_port
-from netstorm.scheduler.bound import known_network
+from netstorm.scheduler.bound import known_network, known_optimum
 from netstorm.scheduler.status import JobLine, JobStatus, KeysStatus, LinkStatus, NodeView, PolicyStatus
-from netstorm.topology.resources import optimum
 
 __all__ = [
     "Frame",
@@ -407,7 +406,8 @@ def _goodput(status: JobStatus) -> float | None:
 def _bound(status: JobStatus) -> float | None:
     """Return the most bit/s of sums that the known links allow; None: too many nodes, or too little known."""
     network = known_network(status)
-    return None if network is None else _short(optimum(network, 1.0).rate)
+    best = None if network is None else known_optimum(network, 1.0)
+    return None if best is None else _short(best.rate)
 
 
 @overload

@@ -6,12 +6,16 @@ Whoever watches a job computes this: its linear program takes time that the sche
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from netstorm.errors import NetStormError
 from netstorm.scheduler.status import JobStatus, LinkStatus, NodeView
 from netstorm.topology.network import Link, Network, Node, Rank
 
-__all__ = ["Bound", "RoundBounds", "known_network"]
+if TYPE_CHECKING:
+    from netstorm.topology.resources import Optimum
+
+__all__ = ["Bound", "RoundBounds", "known_network", "known_optimum"]
 
 
 _MOST_NODES: Final = 16
@@ -134,10 +138,22 @@ def _links(status: JobStatus) -> list[LinkStatus]:
     ]
 
 
-def _bound(network: Network, nbytes: int) -> tuple[float, str]:
-    from netstorm.topology.resources import latency_bound, optimum  # noqa: PLC0415 - a second of SciPy
+def known_optimum(network: Network, nbytes: float) -> Optimum | None:
+    """Return the optimum of what is known of a network; None: rates so unequal that it is not found."""
+    from netstorm.topology.resources import optimum  # noqa: PLC0415 - a second of SciPy
 
-    best = optimum(network, nbytes)
+    try:
+        return optimum(network, nbytes)
+    except NetStormError:
+        return None
+
+
+def _bound(network: Network, nbytes: int) -> tuple[float, str] | None:
+    from netstorm.topology.resources import latency_bound  # noqa: PLC0415 - a second of SciPy
+
+    best = known_optimum(network, nbytes)
+    if best is None:
+        return None
     by_latency = latency_bound(network, nbytes)
     if by_latency > _CLEARLY * best.bound_s:
         return by_latency, "all of a node's values must leave it, and reach the farthest one"

@@ -33,7 +33,6 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     site: str
     """As NETSTORM_SITE says, or else the network file."""
-    """As NETSTORM_SITE says, or else the network file."""
     state: str
     """joining, running, busy (alive, but its Python does not run), silent (it has no state yet), finished (it
     will push no more) or left."""

@@ -47,6 +47,6 @@ def test_a_report_names_the_rank_that_is_late_and_begins_anew_with_each_step() -
         assert report.scalars()["netstorm/waiting_s/rank_2"] == report.ranks[2]
     dist.barrier()
     again = step_report()
-    assert again.seconds < report.seconds + 60
+    assert 0 < again.bytes_sent < report.bytes_sent / 2
     assert again.ranks.get(2, 0.0) < LATE_S
     dist.destroy_process_group()

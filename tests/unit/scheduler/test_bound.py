@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from netstorm.errors import NetStormError
 from netstorm.scheduler.bound import RoundBounds
 from netstorm.scheduler.build_status import build_status
 from netstorm.scheduler.status import FailedLinkStatus, KeysStatus, LinkStatus
@@ -98,3 +99,11 @@ def test_it_is_computed_anew_after_a_while_or_if_the_links_are_others():
     assert seconds(20e6, 11.0) == 0.2
     assert seconds(20e6, 12.0, mesh(20e6)[1:]) == 0.4
     assert seconds(40e6, 12.5) == 0.1
+
+
+def test_an_optimum_that_is_not_found_ends_no_view(monkeypatch):
+    def fails(*_):
+        raise NetStormError("the linear program of the optimum was not solved")
+
+    monkeypatch.setattr("netstorm.topology.resources.optimum", fails)
+    assert RoundBounds().of(status(mesh())) is None

@@ -710,8 +710,6 @@ def test_no_tree_is_cheaper_than_the_cheapest(network: Network, random):
         hops = [(rank, parent) for rank, parent in enumerate(tree.reduce_parent) if parent >= 0]
         return sum(prices.get(hop, math.inf) + prices.get(hop[::-1], math.inf) for hop in hops)
 
-    if priced.routing is not Routing.OVERLAY:
-        return
     try:
         found = cheapest(priced).trees[0]
     except Unreachable:
