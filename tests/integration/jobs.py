@@ -160,12 +160,12 @@ class Job:
             self.folder / f"err{rank}"
         ).read_text(errors="replace")
 
-    def wait_until_said(self, rank: int, text: str, timeout_s: float = 60) -> None:
-        """Wait until a process has written `text`."""
+    def wait_until_said(self, rank: int, text: str, timeout_s: float = 60, *, after: str = "") -> None:
+        """Wait until a process has written `text`, after it has written `after` for the first time."""
         deadline = time.monotonic() + timeout_s
         while True:
             has_ended = self._processes[rank].poll() is not None  # it may write, and end, at any moment
-            if text in self.said(rank):
+            if text in self.said(rank).partition(after)[2] if after else text in self.said(rank):
                 return
             assert not has_ended, f"rank {rank} ended: {self.said(rank)}"
             assert time.monotonic() < deadline, f"rank {rank} never said {text!r}; {self._everything_said()}"
