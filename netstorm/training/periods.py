@@ -130,8 +130,8 @@ class FragmentSchedule:
         ]
 
     def next_all(self, step: int) -> int:
-        """Return the first step from `step` on at which a fragment is applied."""
-        while not self.apply_at(step):
+        """Return the first step from `step` on after which a sum begins, or is applied."""
+        while not (self.begin_at(step) or self.apply_at(step)):
             step += 1
         return step
 

@@ -566,10 +566,13 @@ class ElasticState:
             self._offer(self.number, requests)
 
     def _offer(self, step: int, requests: frozenset[int] | None) -> None:
+        state = (
+            self._entries.whole()
+        )  # first, since it may end calls that are under way, of which some take several
         content = {
             "calls": msgspec.to_builtins(self._member.positions.now()),
             "ranks": list(self.ranks),
-            "state": self._entries.whole(),
+            "state": state,
         }
         rounds = self._member.positions.rounds()
         offer_state(self._runtime, step, pack(content, self._tensors), rounds, requests)

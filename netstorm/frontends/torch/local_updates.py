@@ -372,11 +372,6 @@ class DiLoCo(StepHook):
         parameters = trained_parameters(model_fragments, inner_optimizer)
         outer = outer_optimizers(parameters, inner_optimizer, outer_optimizer)
         ranks = ProcessGroupRanks.of(group)
-        if isinstance(ranks, ElasticRanks) and fragment_sync_delay:
-            raise UsageError(
-                f"fragment_sync_delay={fragment_sync_delay} in an elastic job (NETSTORM_ELASTIC): a rank "
-                "that joins later cannot take over sums that are under way; use 0"
-            )
         codecs = codecs_of_vectors(codec, group or dist.group.WORLD)
         super().__init__(
             tuple(model_fragments), inner_optimizer, ranks, Periodic("DiLoCo", self._plan), state

@@ -71,11 +71,14 @@ def test_impossible_numbers_are_refused_by_name(sync_every, delay, named):
 
 
 @given(schedules, st.integers(1, 200))
-def test_a_newcomer_hurries_to_the_next_step_at_which_a_fragment_is_applied(schedule, step):
+def test_a_newcomer_hurries_to_the_next_step_at_which_a_sum_begins_or_is_applied(schedule, step):
+    def is_due(step: int) -> bool:
+        return bool(schedule.begin_at(step) or schedule.apply_at(step))
+
     found = schedule.next_all(step)
     assert found >= step
-    assert schedule.apply_at(found)
-    assert not any(schedule.apply_at(between) for between in range(step, found))
+    assert is_due(found)
+    assert not any(is_due(between) for between in range(step, found))
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 300))
