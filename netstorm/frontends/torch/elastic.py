@@ -566,9 +566,7 @@ class ElasticState:
             self._offer(self.number, requests)
 
     def _offer(self, step: int, requests: frozenset[int] | None) -> None:
-        state = (
-            self._entries.whole()
-        )  # first, since it may end calls that are under way, of which some take several
+        state = self._entries.whole()  # may make calls: DiLoCo ends the sums that are under way
         content = {
             "calls": msgspec.to_builtins(self._member.positions.now()),
             "ranks": list(self.ranks),
