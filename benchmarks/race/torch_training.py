@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.child import ChildError
-from harness.emulated import Place
+from harness.emulated import Place, on_loopback
 from harness.group import Group, busy_share
 from netstorm.topology.network import Network
 from systems.base import Case
@@ -39,6 +39,15 @@ def train_with_torch(
     Each point has the seconds of training so far, the steps of each rank, and the loss on text that nobody
     trains on. Measuring the loss takes no time of the training.
     """
+    if TRAININGS[name].network_free:
+        with on_loopback() as loopback:
+            return _train(name, options, network, loopback, folder)
+    return _train(name, options, network, place, folder)
+
+
+def _train(
+    name: str, options: argparse.Namespace, network: Network, place: Place, folder: Path
+) -> dict[str, Any]:
     parameters = gpt_parameters(width=options.width, layers=options.layers, context=options.context)
     case = place.located(Case(nodes=network.size, bytes=4 * parameters))
     shape = {option: getattr(options, option) for option in SHAPE}

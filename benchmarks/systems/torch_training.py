@@ -25,6 +25,8 @@ class Training:
     """It synchronises now and then; else in every step."""
     what: str
     """For the reader of the results."""
+    network_free: bool = False
+    """It takes place on loopback, whatever network the others have: what computing alone takes."""
 
 
 TRAININGS: Final[Mapping[str, Training]] = {
@@ -45,6 +47,12 @@ TRAININGS: Final[Mapping[str, Training]] = {
     ),
     "diloco-netstorm": Training(
         entrant=TORCH_NETSTORM, diloco=True, what="NetStorm's class DiLoCo on NetStorm, packed trees"
+    ),
+    "ddp-network-free": Training(
+        entrant=TORCH_NETSTORM, diloco=False, network_free=True, what="ddp-netstorm on loopback"
+    ),
+    "diloco-network-free": Training(
+        entrant=TORCH_NETSTORM, diloco=True, network_free=True, what="diloco-netstorm on loopback"
     ),
 }
 """By name."""

@@ -188,5 +188,7 @@ EXCHANGES: Final[dict[str, Callable[[Setting], Exchange]]] = {
     "diloco-gloo": lambda setting: OurDiLoCo(setting, "gloo"),
     "diloco-hivemind": HivemindDiLoCo,
     "diloco-netstorm": lambda setting: OurDiLoCo(setting, "netstorm"),
+    "ddp-network-free": lambda setting: DDP(setting, "netstorm"),
+    "diloco-network-free": lambda setting: OurDiLoCo(setting, "netstorm"),
 }
 """By the name of a training (`systems.torch_training`)."""

@@ -179,7 +179,7 @@ def test_pytorch_trainings_of_one_kind_have_the_same_losses_on_both_back_ends(
     network: Path, tmp_path: Path
 ) -> None:
     plot = tmp_path / "losses.png"
-    names = "ddp-gloo,ddp-netstorm,diloco-gloo,diloco-netstorm"
+    names = "ddp-gloo,ddp-netstorm,diloco-gloo,diloco-netstorm,diloco-network-free"
     shape = ("--width", 32, "--layers", 1, "--context", 16, "--sync-every", 5, "--target", 4.6)
     arguments = ("--framework", "torch", "--systems", names, *shape, "--seconds", 60, "--plot", plot)
     rows = {row["system"]: row for row in bench(network, "train", *arguments)["results"]}
@@ -190,4 +190,8 @@ def test_pytorch_trainings_of_one_kind_have_the_same_losses_on_both_back_ends(
         losses = [[point["loss"] for point in row["points"]] for row in (gloo, netstorm)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-3)
         assert losses[0][0] > losses[0][-1] <= 4.6
+    free, emulated = (
+        [p["loss"] for p in rows[f"diloco-{of}"]["points"]] for of in ("network-free", "netstorm")
+    )
+    assert free == pytest.approx(emulated, abs=1e-3)
     assert plot.read_bytes().startswith(b"\x89PNG")
