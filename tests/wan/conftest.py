@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from netstorm.lab.emulation import unmet_requirements
-from tests.wan.traces import traces
+from tests.wan.traces import nothing_left_since, traces
 
 _LOCK = Path(tempfile.gettempdir()) / "netstorm-tests-wan.lock"
 
@@ -30,4 +30,4 @@ def no_trace_left() -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests in other processes leave traces while they run
         before = traces()
         yield
-        assert traces() - before == set()
+        assert nothing_left_since(before), traces() - before

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from netstorm.cli.main import app
 from tests.wan.test_two_hosts import PLAIN_SUM
-from tests.wan.traces import LINE, NETSTORM, ROOT, netstorm, traces
+from tests.wan.traces import LINE, NETSTORM, ROOT, netstorm, nothing_left_since, traces
 
 SHOW = """
 import os
@@ -46,7 +46,7 @@ def test_up_exec_set_status_and_down(file):
     finally:
         down = netstorm("wan", "down", "--name", "cmd")
     assert down.stdout == "cmd is down\n"
-    assert not traces() - before
+    assert nothing_left_since(before)
 
 
 def test_what_cannot_be_done_is_refused_before_anything_is_made(file, tmp_path):
@@ -109,4 +109,4 @@ def test_ctrl_c_on_a_job_takes_the_network_down_too(file):
         job.send_signal(signal.SIGINT)
         job.stdout.read()
         assert job.wait(60) == 130
-    assert not traces() - before
+    assert nothing_left_since(before)

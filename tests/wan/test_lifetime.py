@@ -12,7 +12,7 @@ import pytest
 from netstorm.errors import UsageError
 from netstorm.lab.emulation import Wan
 from netstorm.lab.emulation.namespaces import remove_stale, running
-from tests.wan.traces import NETSTORM, ROOT, network, traces
+from tests.wan.traces import NETSTORM, ROOT, network, nothing_left_since, traces
 
 OWNER = """
 import sys, time
@@ -39,7 +39,7 @@ def test_down_takes_what_still_runs_in_it_along_and_twice_does_no_harm():
     wait_until(lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n")
     wan.down()
     assert sleeper.wait(60) == -signal.SIGTERM
-    assert not traces() - before
+    assert nothing_left_since(before)
     wan.down()
 
 
@@ -47,7 +47,7 @@ def test_an_exception_takes_it_down():
     before = traces()
     with pytest.raises(ZeroDivisionError), Wan.up(network()):
         raise ZeroDivisionError
-    assert not traces() - before
+    assert nothing_left_since(before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -90,4 +90,4 @@ def test_ctrl_c_ends_wan_up_in_the_foreground():
         assert b"9 nodes, 28 links" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-    assert not traces() - before
+    assert nothing_left_since(before)
