@@ -63,7 +63,7 @@ def traces() -> set[str]:
 
 
 def nothing_left_since(before: set[str]) -> bool:
-    """Return whether what there was before is all there is, now or soon: others' networks go down meanwhile."""
+    """Return whether what is there was there before, now or soon: networks of others go down meanwhile."""
     deadline = time.monotonic() + _SETTLE_S
     while traces() - before:
         if time.monotonic() > deadline:
