@@ -197,6 +197,10 @@ class GroupCalls(NumberedCalls):
                 f"can have: {MOST_SEGMENTS} of {MOST_BYTES}"
             )
 
+    def prepare(self, size: int) -> None:
+        """Make known what carries out calls of so many bytes: else others wait for the first of this rank."""
+        self._key(size)
+
     def _key(self, size: int) -> Key:
         capacity = capacity_of(size)
         key = self._keys.get(capacity)

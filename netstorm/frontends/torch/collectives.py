@@ -462,14 +462,22 @@ class Reductions(Calls):
         exchange = self._exchanges.all_reduce(memory.host, reduction, priority)
         return self._member.call(exchange, [tensor], timeout_of(None), (memory,))
 
-    def allreduce_with_loss(self, kept: Tensor, result: Tensor, terms: LossTerms, priority: int) -> CallWork:
+    def allreduce_with_loss(
+        self,
+        kept: Tensor,
+        result: Tensor,
+        terms: LossTerms,
+        priority: int,
+        *,
+        calls: GroupCalls | None = None,
+    ) -> CallWork:
         """Sum `kept` over all ranks into `result`, maybe without what comes too late. `kept`, which is dense
         and on the CPU, then has what was not counted of it, and zeros elsewhere.
         """
         self._check_open()
         memory = staged(result, read=False)
         exchange = self._exchanges.sum_with_loss(kept, memory.host, terms, priority)
-        return self._member.call(exchange, [result], timeout_of(None), (memory,))
+        return self._member.call(exchange, [result], timeout_of(None), (memory,), calls=calls)
 
     def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> CallWork:
         """Reduce several tensors over all ranks, each in place."""

@@ -32,6 +32,7 @@ from netstorm.frontends.torch.outer_codecs import (
     OuterAverage,
     OuterCodec,
     OuterFloat32,
+    OuterQuorum,
     codecs_of_vectors,
     copied,
 )
@@ -43,6 +44,7 @@ from netstorm.frontends.torch.parameters import (
     own_gradients,
     trained_parameters,
 )
+from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.ranks import (
     ElasticRanks,
     ProcessGroupRanks,
@@ -341,6 +343,10 @@ class DiLoCo(StepHook):
             NetStorm group also every other codec of `netstorm.compression`, by its name or as a mapping with
             `type` and parameters, or one for each pattern of parameters' names. These begin with the number
             of the fragment, as in "0.weight".
+        quorum: a sum ends once so many ranks are in it, and `grace` is over; None: it waits for all. What a
+            late rank has learnt is added to its next sum. That rank leaves out local steps until it is with
+            the others again. Over a NetStorm group, with `codec="float32"`.
+        grace: seconds, from a sum's first values on, in which all ranks are waited for.
         state: in an elastic job, what else travels to ranks that join later, as `ElasticState` takes it.
 
     Raises:
@@ -361,6 +367,8 @@ class DiLoCo(StepHook):
         fragment_update_alpha: float = 0.0,
         group: dist.ProcessGroup | None = None,
         codec: Descriptions | CodecFactory = "float32",
+        quorum: int | None = None,
+        grace: float = 1.0,
         state: Mapping[str, Any] | None = None,
     ) -> None:
         if not 0.0 <= fragment_update_alpha <= 1.0:
@@ -372,7 +380,10 @@ class DiLoCo(StepHook):
         parameters = trained_parameters(model_fragments, inner_optimizer)
         outer = outer_optimizers(parameters, inner_optimizer, outer_optimizer)
         ranks = ProcessGroupRanks.of(group)
-        codecs = codecs_of_vectors(codec, group or dist.group.WORLD)
+        if quorum is None:
+            codecs = codecs_of_vectors(codec, group or dist.group.WORLD)
+        else:
+            codecs = _quorum_codecs(quorum, grace, codec, ranks, group or dist.group.WORLD)
         super().__init__(
             tuple(model_fragments), inner_optimizer, ranks, Periodic("DiLoCo", self._plan), state
         )
@@ -478,6 +489,11 @@ class DiLoCo(StepHook):
         for fragment in self._fragments:
             fragment.remember()
 
+    def _after_optimizer(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
+        super()._after_optimizer(optimizer, arguments, named)
+        while any(fragment.is_behind for fragment in self._fragments):
+            self._after_step(self._schedule.next_step(hurries=True))
+
     def _after_step(self, average: Average) -> None:
         # First the collectives, then the outer steps, which take time: those collectives overlap with these.
         self._advance(self._fragments)
@@ -515,6 +531,37 @@ class DiLoCo(StepHook):
                 f"an exception has left this DiLoCo while sums of {', '.join(self._lost)} were under way, and"
                 " they are lost: go on from the last checkpoint (load_state_dict)"
             )
+
+
+def _quorum_codecs(
+    quorum: int, grace: float, codec: object, ranks: ProcessGroupRanks, group: object
+) -> CodecOf:
+    """Return what makes the codec of each vector.
+
+    Raises:
+        UsageError: a value is not allowed, or there are no such sums here.
+    """
+    if not isinstance(group, NetStormProcessGroup):
+        raise UsageError(
+            f"quorum={quorum} over a group that is none of NetStorm's, which waits for all ranks"
+        )
+    if isinstance(ranks, ElasticRanks):
+        raise UsageError(
+            f"quorum={quorum} in an elastic job (NETSTORM_ELASTIC): averages there are of those who are in "
+            "them, so what is late could not count in a later one; leave it out"
+        )
+    if not 1 <= quorum <= ranks.size:
+        raise UsageError(f"quorum={quorum}: expected 1 to {ranks.size} ranks")
+    if not 0.0 <= grace < float("inf"):
+        raise UsageError(f"grace={grace}: expected seconds, 0 or more")
+    if codec != "float32":
+        raise UsageError(f'codec={codec!r} with quorum={quorum}: only "float32" can be late')
+    group.member.runtime.refuse_if_reproducible("quorum")
+
+    def make(flat: FlatParameters, _names: Sequence[str]) -> OuterQuorum:
+        return OuterQuorum(group, flat.size * accumulator_type(flat.dtype).itemsize, quorum, grace)
+
+    return make
 
 
 # One fragment of a model: its global parameters, and the average that brings them forward.
@@ -560,6 +607,11 @@ class Fragment:
     def under_way(self) -> bool:
         """Whether a sum has begun and has not been applied."""
         return bool(self._exchanges) or self._averages is not None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next sum has ended without this rank."""
+        return any(isinstance(codec, OuterQuorum) and codec.is_behind for codec in self._codecs)
 
     @property
     def codec_name(self) -> str:

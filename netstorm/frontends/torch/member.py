@@ -68,6 +68,7 @@ class ProcessGroupMember(GroupMember):
         self.timeout = timeout
         self.thread: Final = thread
         self._saving: GroupCalls | None = None
+        self._sequences = 0
         self._lock: Final = threading.Lock()
 
     def work(
@@ -104,7 +105,9 @@ class ProcessGroupMember(GroupMember):
         result: list[torch.Tensor],
         timeout: timedelta,
         memory: Sequence[Staged] = (),
+        *,
         giver: int | None = None,
+        calls: GroupCalls | None = None,
     ) -> CallWork:
         """Begin a collective call, and return its work.
 
@@ -114,8 +117,9 @@ class ProcessGroupMember(GroupMember):
             timeout: of the call; 0 or less: the group's.
             memory: the user's tensors in it, to read and to copy back to.
             giver: member whose values everybody gets; the call fails without them.
+            calls: the sequence that it is one of; None: the group's own.
         """
-        operation = self.operation(self._next_calls(), exchange, self._seconds(timeout))
+        operation = self.operation(calls or self._next_calls(), exchange, self._seconds(timeout))
         work = self.work(exchange.text, result, timeout, lambda: self.runtime.process.waiting_text(operation))
 
         def ended(error: Exception | None) -> None:
@@ -124,6 +128,18 @@ class ProcessGroupMember(GroupMember):
 
         self._submit(operation, memory, ended, work)
         return work
+
+    def more_calls(self, what: str) -> GroupCalls:
+        """Return a new sequence of calls; all members must ask for the same, in the same order."""
+        self._sequences += 1
+        return self.calls(f"/{what} {self._sequences}")
+
+    def is_behind(self, calls: GroupCalls) -> bool:
+        """Return whether the next call of a sequence has ended without this rank, as far as it knows."""
+        rounds = calls.next_rounds().items()
+        return self.runtime.ask(
+            lambda node: any(node.is_behind(key, round) for key, round in rounds)
+        ).result()
 
     def _next_calls(self) -> GroupCalls:
         """Return the sequence that the caller's next call is one of.

@@ -24,6 +24,7 @@ from netstorm.frontends.torch.gradient_codecs import Descriptions, EncodedAverag
 from netstorm.frontends.torch.parameters import FlatParameters
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.ranks import Ranks, Waitable
+from netstorm.protocol.messages import LossTerms
 from netstorm.training.codec_states import Parameter
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "OuterCodec",
     "OuterFloat32",
     "OuterInt8",
+    "OuterQuorum",
     "codecs_of_vectors",
     "copied",
     "whole_number_form",
@@ -191,6 +193,59 @@ class OuterBFloat16(_KeepsNothing):
         rounded = update.to(torch.bfloat16)
         yield ranks.begin_sum(rounded)
         return rounded.to(update.dtype).div_(ranks.size)
+
+
+class OuterQuorum:
+    """float32 over a NetStorm group, in sums that end without ranks that come too late. Their values count in
+    a later sum (`kvstore.rounds.bounded_loss`), so sums are divided by all ranks.
+    """
+
+    collectives: ClassVar[int] = 1
+
+    def __init__(self, group: NetStormProcessGroup, size: int, quorum: int, grace_s: float) -> None:
+        """Begin without values that are late.
+
+        Args:
+            group: whose ranks are averaged over.
+            size: of the vector, in bytes.
+            quorum: so many ranks are waited for, however long it takes.
+            grace_s: and all others so long, from the first one's values on.
+        """
+        self.name: Final = f"float32 quorum={quorum} grace={grace_s:g}"
+        # All ranks count alike here, so what is missing is a share of the ranks; half of one is for rounding.
+        bound = (group.size() - quorum + 0.5) / group.size()
+        self._terms: Final = LossTerms(bound=bound, deadline_s=grace_s)
+        self._group: Final = group
+        # A sequence of its own: how often in a row a rank may be late is counted for each.
+        self._calls: Final = group.member.more_calls("quorum")
+        self._calls.prepare(size)
+        self._uncounted: torch.Tensor | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next sum has ended without this rank."""
+        return self._group.member.is_behind(self._calls)
+
+    def average(self, update: torch.Tensor, ranks: Ranks) -> Generator[Waitable, None, torch.Tensor]:
+        """Sum what was late before along with it."""
+        mine = update.div_(ranks.size).cpu()
+        self._uncounted = mine.clone() if self._uncounted is None else self._uncounted.add_(mine)
+        yield self._group.allreduce_with_loss(self._uncounted, update, self._terms, 0, calls=self._calls)
+        return update
+
+    def kept(self) -> torch.Tensor | None:
+        """Return what has not been counted."""
+        return self._uncounted
+
+    def keep(self, kept: torch.Tensor | dict[str, Any] | None) -> None:
+        """Set what has not been counted.
+
+        Raises:
+            UsageError: it is another codec's.
+        """
+        if isinstance(kept, dict):
+            raise UsageError("the checkpoint was saved without a quorum: go on without one")
+        self._uncounted = None if kept is None else kept.cpu()
 
 
 CODECS: Final[dict[str, CodecFactory]] = {

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""One rank is slower than the others: what it costs them in DiLoCo, whose sums wait for all or for a quorum.
+
+    netstorm launch -n 4 -- python benchmarks/studies/quorum.py --json quorum.json
+
+The last rank is the slow one. A step takes as long as is said, so that the result does not depend on the
+machine. Trainings take turns; times are rank 0's, of as many steps as the others count, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from harness.arguments import factor, number, seconds, writable
+from netstorm.frontends.torch.local_updates import DiLoCo
+
+EQUAL: Final = "all ranks alike"
+WAITING: Final = "one slow, sums wait for all"
+QUORUM: Final = "one slow, quorum"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, as one rank, and return the exit code."""
+    options = _options(arguments)
+    dist.init_process_group("netstorm")
+    runs: dict[str, list[dict[str, Any]]] = {EQUAL: [], WAITING: [], QUORUM: []}
+    for _ in range(options.turns):
+        for name, found in runs.items():
+            found.append(_train(name, options))
+    if dist.get_rank() == 0:
+        base = statistics.median(run["seconds"] for run in runs[EQUAL])
+        print(f"{'':28} seconds  of all alike  the slow rank's steps")
+        rows = []
+        for name, found in runs.items():
+            median = statistics.median(run["seconds"] for run in found)
+            steps = statistics.median(run["slow_steps"] for run in found)
+            print(f"{name:28} {median:7.2f}  {median / base:12.3f}  {steps:.0f} of {options.steps}")
+            rows.append({"training": name, "median_s": median, "ratio": median / base, "runs": found})
+        if options.json is not None:
+            settings = {key: value for key, value in vars(options).items() if key != "json"}
+            ranks = dist.get_world_size()
+            options.json.write_text(
+                json.dumps({"ranks": ranks, **settings, "results": rows}, indent=2) + "\n"
+            )
+    dist.destroy_process_group()
+    return 0
+
+
+def _train(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Train once; return the seconds that it took here, and the steps that the slow rank has taken."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    is_slow = rank == ranks - 1
+    step_s = options.step * (options.slow if is_slow and name != EQUAL else 1.0)
+    model = nn.Linear(options.width, options.width)
+    inner = torch.optim.SGD(model.parameters(), lr=1e-3)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    settings = {"quorum": ranks - 1, "grace": options.grace} if name == QUORUM else {}
+    diloco = DiLoCo([model], inner, outer, options.sync_every, fragment_sync_delay=options.delay, **settings)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    taken = torch.zeros(1)
+    with diloco:
+        dist.barrier()
+        begin = time.perf_counter()
+        while diloco.steps < options.steps:
+            time.sleep(step_s)
+            inner.step()
+            taken += 1
+        took = time.perf_counter() - begin
+    if not is_slow:
+        taken.zero_()
+    dist.all_reduce(taken)
+    return {"seconds": took, "slow_steps": int(taken.item())}
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="DiLoCo with one slow rank, with a quorum and without.")
+    add = parser.add_argument
+    add("--steps", type=number, default=320, metavar="N", help="of each training; default 320")
+    add("--step", type=seconds, default=0.05, metavar="S", help="that a step takes; default 0.05")
+    add("--slow", type=factor, default=4.0, metavar="X", help="so much longer at the last rank; default 4")
+    add("--sync-every", type=number, default=20, metavar="N", help="default 20")
+    add("--delay", type=number, default=10, metavar="N", help="steps that a sum may take; default 10")
+    add("--grace", type=seconds, default=0.2, metavar="S", help="default 0.2")
+    add("--width", type=number, default=1000, metavar="N", help="of the one layer; default 1000: 4 MB")
+    add("--turns", type=number, default=3, metavar="N", help="default 3")
+    add("--json", type=writable, metavar="FILE", help="write the results")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.exit(code)
