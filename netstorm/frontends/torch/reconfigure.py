@@ -286,7 +286,7 @@ class ReconfigurableGroup(NetStormProcessGroup):
                 self._join(view, limit.total_seconds())
             except NetStormError as error:
                 self._why_none = f"its last reconfiguration has failed ({error})"
-                raise type(error)(f"{error}. Members of {view}") from None
+                raise type(error)(f"{error}. Members of {view}; rank 0's process has the scheduler") from None
             work = self._member.work(f"reconfigure({uuid})", [], limit)
             work.finish(None)
             return work
