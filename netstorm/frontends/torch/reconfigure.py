@@ -236,9 +236,14 @@ class ReconfigurableGroup(NetStormProcessGroup):
 
     getRank, getSize = rank, size  # noqa: N815 -- PyTorch's names
 
+    @property
+    def failure(self) -> NetStormError | None:
+        """Why calls in this view fail; None while they do not, or if the group is in no view."""
+        return self._member.runtime.failure if "_member" in vars(self) else None
+
     def get_error(self) -> ErrorType:
         """Return what has made the view useless, in PyTorch's words."""
-        failure = self._member.runtime.failure if "_member" in vars(self) else None
+        failure = self.failure
         if failure is None:
             return ErrorType.SUCCESS
         return ErrorType.TIMEOUT if isinstance(failure, WaitTimeout) else ErrorType.COMM_ERROR
@@ -257,15 +262,26 @@ class ReconfigurableGroup(NetStormProcessGroup):
         """Return what the others need to make a view with this process; the same as long as it runs."""
         return self._handle
 
-    @raises_torch_errors
     def reconfigure(self, options: Any) -> CallWork:
-        """Leave the view, and enter another one, once all its members have come.
-
-        Args:
-            options: PyTorch's `ReconfigureOptions`. Hints are not used.
+        """Enter another view, as PyTorch's `ReconfigureOptions` say; hints are not used. See `enter`.
 
         Returns:
             The work, which has ended.
+        """
+        limit = options.timeout or self._limit
+        self.enter(int(options.uuid), options.handles, limit)
+        work = self._member.work(f"reconfigure({options.uuid})", [], limit)
+        work.finish(None)
+        return work
+
+    @raises_torch_errors
+    def enter(self, uuid: int, handles: Iterable[str], timeout: timedelta) -> None:
+        """Leave the view, and enter another one, once all its members have come.
+
+        Args:
+            uuid: of the view; a new one each time.
+            handles: of all members. Their order is that of the ranks; handles in a set are sorted.
+            timeout: longest wait for the others.
 
         Raises:
             UsageError: the number was used before, or handles are wrong. The group stays in its view.
@@ -273,23 +289,18 @@ class ReconfigurableGroup(NetStormProcessGroup):
         """
         self._check_open()
         with self._changing:
-            uuid = int(options.uuid)
             if uuid in self._used:
                 raise UsageError(
                     f"reconfigure(): uuid {uuid} was already used by this group: expected a new one each time"
                 )
-            view = view_of(uuid, options.handles, self._handle, self._key)
+            view = view_of(uuid, handles, self._handle, self._key)
             self._used.add(uuid)
-            limit = options.timeout or self._limit
             self._leave(f"the group was reconfigured, to view {uuid}")
             try:
-                self._join(view, limit.total_seconds())
+                self._join(view, timeout.total_seconds())
             except NetStormError as error:
                 self._why_none = f"its last reconfiguration has failed ({error})"
                 raise type(error)(f"{error}. Members of {view}; rank 0's process has the scheduler") from None
-            work = self._member.work(f"reconfigure({uuid})", [], limit)
-            work.finish(None)
-            return work
 
     def abort(self) -> None:
         """Leave the view at once; calls under way fail, at all members. The group can be reconfigured."""
