@@ -1,7 +1,7 @@
 """NetStorm under torchft's Manager: `ProcessGroupNetStorm` in place of `ProcessGroupGloo`.
 
-torchft decides who is in (its quorum), and tells each member a place in a store for every quorum. Members find
-each other's handles there, and enter a view of their own (`reconfigure`). Works with any release of PyTorch.
+torchft decides who is in (its quorum), and tells each member a place in a store for every quorum. Members
+find each other's handles there, and enter a view of their own (`reconfigure`), with any release of PyTorch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ _Wrapper: Any = ProcessGroupWrapper
 class ProcessGroupNetStorm(_Wrapper):
     """The process group of a `torchft.Manager`: `Manager(pg=ProcessGroupNetStorm(), ...)`."""
 
+    _pg: ReconfigurableGroup | None
+    _timeout: timedelta
+
     def __init__(self, timeout: timedelta = timedelta(seconds=60)) -> None:
         """Do nothing before torchft's first quorum.
 
@@ -32,7 +35,7 @@ class ProcessGroupNetStorm(_Wrapper):
         """
         super().__init__(timeout=timeout)
 
-    def configure(
+    def configure(  # noqa: PLR0917 -- torchft's
         self,
         store_addr: str,
         replica_id: str,
@@ -55,10 +58,10 @@ class ProcessGroupNetStorm(_Wrapper):
             NetStormError: not every member has come; names them.
         """
         store = create_store_client(store_addr, timeout=self._timeout)
-        group = self._pg
-        if group is None:
+        if self._pg is None:
             let_backward_raise_own_errors()
-            group = self._pg = ReconfigurableGroup(store, rank, world_size, "torchft", self._timeout)
+            self._pg = ReconfigurableGroup(store, rank, world_size, "torchft", self._timeout)
+        group = self._pg
         keys = [f"netstorm/{each}" for each in range(world_size)]
         store.set(keys[rank], group.get_reconfigure_handle())
         handles = [store.get(key).decode() for key in keys]
@@ -89,4 +92,3 @@ class ProcessGroupNetStorm(_Wrapper):
     def getBackendName(self) -> str:  # noqa: N802 -- PyTorch's name
         """Return the name that torchft registers."""
         return "torchft-netstorm"
-

@@ -1,4 +1,4 @@
-"""Groups whose members change by PyTorch's `_reconfigure`: grow, shrink, both, apart and together, on real ranks."""
+"""Groups whose members change by PyTorch's `_reconfigure`: grow, shrink, both, apart and together again."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
 from netstorm.errors import NetStormError
@@ -23,8 +24,12 @@ from netstorm.pslite.keys import JobKey
 from tests.integration.torch.begin import PATIENCE, error_of
 from tests.integration.torch.ranks import Ranks
 
+PRIVATE: Any = dist
+"""With what PyTorch 2.14 calls private, and 2.13 does not have."""
+
 pytestmark = pytest.mark.skipif(
-    not hasattr(dist, "_reconfigure"), reason=f"PyTorch {torch.__version__} has no _reconfigure(); 2.14 has"
+    not hasattr(PRIVATE, "_reconfigure"),
+    reason=f"PyTorch {torch.__version__} has no _reconfigure(); 2.14 has",
 )
 
 DEADLINE_S = 60
@@ -37,7 +42,7 @@ class Process:
     def __init__(self, timeout: timedelta = PATIENCE) -> None:
         self.number, self.all = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         path = os.environ["STORE"].removeprefix("file://")
-        self.store = dist.FileStore(path, self.all)
+        self.store = FileStore(path, self.all)
         named: dict[str, Any] = {"enable_reconfigure": True}  # which PyTorch 2.13 does not know
         dist.init_process_group(
             "netstorm", store=self.store, rank=self.number, world_size=self.all, timeout=timeout, **named
@@ -46,14 +51,15 @@ class Process:
 
     @property
     def handle(self) -> str:
-        return dist._get_reconfigure_handle()
+        handle: str = PRIVATE._get_reconfigure_handle()
+        return handle
 
     def handles(self, members: Sequence[int]) -> list[str]:
         return [self.store.get(f"handle/{each}").decode() for each in members]
 
     def enter(self, uuid: int, members: Sequence[int], limit_s: float = 30) -> None:
         """Enter a view of these processes, by their numbers, and assert that PyTorch knows its ranks."""
-        dist._reconfigure(uuid, self.handles(members), timeout=timedelta(seconds=limit_s)).wait()
+        PRIVATE._reconfigure(uuid, self.handles(members), timeout=timedelta(seconds=limit_s)).wait()
         assert (dist.get_rank(), dist.get_world_size()) == (members.index(self.number), len(members))
         assert dist.get_process_group_ranks(None) == list(range(len(members)))
 
@@ -71,7 +77,7 @@ class Process:
 def change() -> str:
     process = Process()
     views: list[list[int]] = [[0, 1], [0, 1, 2], [2, 3, 1], [3], [3, 2, 1, 0]]
-    assert dist._supports_reconfigure()
+    assert PRIVATE._supports_reconfigure()
     assert "has not been reconfigured yet" in error_of(dist.all_reduce, torch.ones(1))
     refused = ""
     for number, members in enumerate(views):
@@ -180,7 +186,7 @@ def test_after_kill_9_the_others_hear_of_it_and_go_on_without_it(ranks: Ranks, v
     for rank in range(3):
         ranks.wait_until_said(rank, "running")
     ranks.send(victim, signal.SIGKILL)
-    store = dist.FileStore(f"{ranks.folder}/store", 3)
+    store = FileStore(f"{ranks.folder}/store", 3)
     store.set("killed", str(victim))
     for rank in {0, 1, 2} - {victim}:
         assert ranks.answer(rank) >= 0, ranks.said(rank)
@@ -200,7 +206,7 @@ def leave_calls() -> str:
         process.enter(2, [0, 1])
     process.assert_sums([0, 1])
     process.wait_for_all("summed")
-    dist.group.WORLD.abort()  # type: ignore[union-attr]
+    PRIVATE.group.WORLD.abort()
     assert "was aborted" in error_of(dist.all_reduce, torch.ones(1))
     process.enter(3, [1, 0])
     process.assert_sums([0, 1])
@@ -243,7 +249,7 @@ def with_key() -> list[str]:
     process.enter(1, [1, 0])
     process.assert_sums([0, 1])
     forged = process.handles([0])[0].replace("netstorm:", "netstorm:AAAA")
-    return [error_of(dist._reconfigure, 2, [forged, process.handle]), error_of(process.enter, 1, [0, 1])]
+    return [error_of(PRIVATE._reconfigure, 2, [forged, process.handle]), error_of(process.enter, 1, [0, 1])]
 
 
 def test_handles_are_made_under_the_jobs_key_and_a_number_is_used_once(ranks: Ranks, tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""torchft's Manager over NetStorm: replicas train, one is killed, comes back and takes over the others' state."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.torch.tools.training import DEADLINE_S, ROOT, installed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), installed("torchft", "torchft")]
+
+TRAIN = """
+import hashlib, os, sys, time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torchft import DistributedDataParallel, Manager, Optimizer
+from netstorm.frontends.torch.torchft import ProcessGroupNetStorm
+
+number, steps = int(sys.argv[1]), int(sys.argv[2])
+deadline = timedelta(seconds=30)
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+torch.manual_seed(number)  # torchft gives all replicas the first one's weights
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+manager = Manager(
+    pg=ProcessGroupNetStorm(timeout=deadline),
+    min_replica_size=1,
+    load_state_dict=lambda state: (model.load_state_dict(state["m"]), optimizer.load_state_dict(state["o"])),
+    state_dict=lambda: {"m": model.state_dict(), "o": optimizer.state_dict()},
+    replica_id=f"replica_{number}",
+    store_addr="127.0.0.1",
+    store_port=store.port,
+    rank=0,
+    world_size=1,
+    timeout=deadline,
+)
+parallel, managed = DistributedDataParallel(manager, model), Optimizer(manager, optimizer)
+while manager.current_step() < steps:
+    managed.zero_grad()
+    parallel(torch.randn(4, 8)).square().mean().backward()
+    managed.step()
+    print("step", manager.current_step(), "of", manager.num_participants(), flush=True)
+    time.sleep(0.05)
+weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+print("weights", hashlib.sha256(weights.numpy().tobytes()).hexdigest(), flush=True)
+manager.shutdown()
+"""
+
+LIGHTHOUSE = """
+import sys
+from torchft.coordination import LighthouseServer
+
+server = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=2000)
+print(server.address(), flush=True)
+sys.stdin.read()
+server.shutdown()
+"""
+
+STEPS = 200
+
+
+def wait_until_said(path: Path, text: str) -> str:
+    """Wait until a process has written a line that begins with `text`, and return the line."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        said = path.read_text(errors="replace") if path.exists() else ""
+        for line in said.splitlines():
+            if line.startswith(text):
+                return line
+        assert time.monotonic() < deadline, f"{text!r} was never said: {said[-3000:]}"
+        time.sleep(0.05)
+
+
+def test_a_replica_that_is_killed_comes_back_and_has_the_bits_of_the_other(tmp_path: Path) -> None:
+    processes: list[subprocess.Popen[bytes]] = []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RUST_LOG": "warn"}
+
+    def start(name: str, program: str, *arguments: object) -> subprocess.Popen[bytes]:
+        with (tmp_path / name).open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, *map(str, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+        processes.append(process)
+        return process
+
+    try:
+        start("lighthouse", LIGHTHOUSE)
+        environment["TORCHFT_LIGHTHOUSE"] = wait_until_said(tmp_path / "lighthouse", "http")
+        first, second = start("0", TRAIN, 0, STEPS), start("1", TRAIN, 1, STEPS)
+        wait_until_said(tmp_path / "1", "step 10 of 2")
+        second.send_signal(signal.SIGKILL)
+        again = start("1 again", TRAIN, 1, STEPS)
+        ended = [process.wait(DEADLINE_S) for process in (first, again)]
+        said = [(tmp_path / name).read_text(errors="replace") for name in ("0", "1 again")]
+        assert ended == [0, 0], said
+        assert " of 1\n" in said[0], said[0]  # it went on alone, meanwhile
+        weights = [wait_until_said(tmp_path / name, "weights") for name in ("0", "1 again")]
+        assert weights[0] == weights[1]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
