@@ -470,8 +470,14 @@ def join_before_rendezvous(
     A group that has other ranks than the job, and an elastic job, join later.
 
     Raises:
+        UsageError: the group would change its members, and the job has fixed ones.
         NetStormError: the job does not come together.
     """
+    if others.get("enable_reconfigure"):
+        raise UsageError(
+            "init_process_group(enable_reconfigure=True) under `netstorm launch`, which starts jobs of fixed "
+            "or elastic members: start the processes with torchrun or by hand, or leave it out"
+        )
     settings = Settings.from_environment()
     named = settings.source("rank") != "default" and settings.source("num_workers") != "default"
     is_the_job = rank in {-1, settings.rank} and world_size in {-1, settings.num_workers}
