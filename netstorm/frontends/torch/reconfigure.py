@@ -147,10 +147,11 @@ def view_of(uuid: int, handles: Iterable[str], own: str, key: JobKey | None) -> 
             "process that is to leave makes no call, or reconfigures with others"
         )
     rank = texts.index(own)
-    first, mine = members[0], members[rank]
-    if mine.machine != first.machine and is_loopback(first.address):
+    first = members[0]
+    far = next((member for member in members if member.machine != first.machine), None)
+    if far is not None and is_loopback(first.address):
         raise Unreachable(
-            f"{first}, whose handle comes first, can be reached on its own machine alone, and {mine} is on "
+            f"{first}, whose handle comes first, can be reached on its own machine alone, and {far} is on "
             "another one: set NETSTORM_KEY_FILE to the same job key at all ranks (`netstorm keys new` makes "
             "one), and DMLC_NODE_HOST where a host has several addresses"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import Final
 
 from netstorm.errors import Closed
@@ -38,6 +39,7 @@ class SchedulerThread:
         unused = {declarations()[name].variable for name in _OF_ONE_JOB}
         variables = {name: value for name, value in settings.as_variables().items() if name not in unused}
         own = Settings.from_environment(variables, role="scheduler", jobs="0", scheduler_host=host)
+        importlib.import_module("netstorm.topology.detours")  # 0.1 s, which the first job would wait
         self._running: Final = start_on_threads(own, plan_hosting(own), lambda _: None, any_port=True)
         self.port: Final = self._running.driver.port
 

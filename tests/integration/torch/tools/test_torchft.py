@@ -19,13 +19,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), installed("torchft", "
 TRAIN = """
 import hashlib, os, sys, time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torchft import DistributedDataParallel, Manager, Optimizer
 from netstorm.frontends.torch.torchft import ProcessGroupNetStorm
 
-number, steps = int(sys.argv[1]), int(sys.argv[2])
+number, end = int(sys.argv[1]), Path(sys.argv[2])
 deadline = timedelta(seconds=30)
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 torch.manual_seed(number)  # torchft gives all replicas the first one's weights
@@ -44,7 +45,7 @@ manager = Manager(
     timeout=deadline,
 )
 parallel, managed = DistributedDataParallel(manager, model), Optimizer(manager, optimizer)
-while manager.current_step() < steps:
+while not end.exists() or manager.current_step() < int(end.read_text()):
     managed.zero_grad()
     parallel(torch.randn(4, 8)).square().mean().backward()
     managed.step()
@@ -65,7 +66,8 @@ sys.stdin.read()
 server.shutdown()
 """
 
-STEPS = 200
+MORE = 60
+"""Steps that are taken after both replicas are known to be there again."""
 
 
 def wait_until_said(path: Path, pattern: str) -> str:
@@ -103,10 +105,14 @@ def test_a_replica_that_is_killed_comes_back_and_has_the_bits_of_the_other(tmp_p
     try:
         start("lighthouse", LIGHTHOUSE)
         environment["TORCHFT_LIGHTHOUSE"] = wait_until_said(tmp_path / "lighthouse", "http")
-        first, second = start("0", TRAIN, 0, STEPS), start("1", TRAIN, 1, STEPS)
+        end = tmp_path / "end"
+        first, second = start("0", TRAIN, 0, end), start("1", TRAIN, 1, end)
         wait_until_said(tmp_path / "1", r"step \d\d+ of 2")
         second.send_signal(signal.SIGKILL)
-        again = start("1 again", TRAIN, 1, STEPS)
+        again = start("1 again", TRAIN, 1, end)
+        step = int(wait_until_said(tmp_path / "1 again", r"step \d\d+ of 2").split()[1])
+        (tmp_path / "draft").write_text(str(step + MORE))
+        (tmp_path / "draft").rename(end)
         ended = [process.wait(DEADLINE_S) for process in (first, again)]
         said = [(tmp_path / name).read_text(errors="replace") for name in ("0", "1 again")]
         assert ended == [0, 0], said
@@ -116,4 +122,4 @@ def test_a_replica_that_is_killed_comes_back_and_has_the_bits_of_the_other(tmp_p
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()
