@@ -53,6 +53,7 @@ __all__ = [
 RELEASES: Final[dict[str, tuple[str, str]]] = {
     "torch._C._current_graph_task_id": ("2.13", ""),
     "torch._C._distributed_c10d.Backend": ("2.13", ""),
+    "torch._C._distributed_c10d.Backend._set_sequence_number_for_group": ("2.13", ""),
     "torch._C._distributed_c10d.ErrorType": ("2.13", ""),
     "torch._C._distributed_c10d.GradBucket": ("2.13", ""),
     "torch._C._distributed_c10d.HashStore": ("2.13", ""),
@@ -68,7 +69,6 @@ RELEASES: Final[dict[str, tuple[str, str]]] = {
     "torch.autograd._engine_run_backward": ("2.13", ""),
     "torch.autograd.Variable._execution_engine": ("2.13", ""),
     "torch.distributed.ProcessGroup._device_types": ("2.13", ""),
-    "torch.distributed.ProcessGroup._set_sequence_number_for_group": ("2.13", ""),
     "torch.distributed._get_reconfigure_handle": ("2.14", ""),
     "torch.distributed._reconfigure": ("2.14", ""),
     "torch.distributed.distributed_c10d._get_default_timeout": ("2.13", ""),
