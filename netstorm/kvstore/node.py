@@ -706,6 +706,12 @@ class GeneralNode:
         error = errors.Closed(f"rank {self.roster.rank} has failed: {reason}")
         self._fail(error, announce=reason)
 
+    def retire(self, reason: str, done: Done, now: float) -> None:
+        """Take part no more, and call `done` as `finish` does. The job fails if anything is outstanding."""
+        if self.outstanding() or self.state is NodeState.JOINING:
+            self._fail(errors.Closed(reason), announce=reason)
+        self.finish(done, now)
+
     def waiting_text_of(self, operation: Operation) -> str:
         """Return what an operation waits for, for a person."""
         joined = self.joined

@@ -183,6 +183,12 @@ class SchedulerMachine:
         else:
             self._fail(m.PeerGone(rank=-1, kind="stopped", reason=reason), now)
 
+    def give_up(self, limit_s: float, now: float) -> None:
+        """End the job if it has not begun: not every node came within `limit_s`."""
+        if self.phase is JobPhase.GATHERING:
+            reason = f"not every node came within {limit_s:g} s: {self._startup.status_text()}"
+            self._fail(m.PeerGone(rank=-1, kind="timeout", reason=reason), now)
+
     def abort(self, error: Exception, now: float) -> None:
         """End the job because this process cannot go on."""
         self.stop(abort_reason(error), now)

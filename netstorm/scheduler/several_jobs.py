@@ -187,6 +187,11 @@ class SeveralJobs:
             own = msgspec.structs.replace(answer, number=own_number)
             self._run(slot, functools.partial(slot.machine.policy_formed, own, now), now)
 
+    def give_up(self, name: str, limit_s: float, now: float) -> None:
+        """End the job of this name, if it has not begun: not every node has come within `limit_s`."""
+        for slot in [slot for slot in self._slots if slot.name == name]:
+            self._run(slot, functools.partial(slot.machine.give_up, limit_s, now), now)
+
     def stop(self, reason: str, now: float) -> None:
         """End all jobs because this process must end; no further one begins."""
         self._stopping = True

@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket  # dist.GradBucket, which type checkers do not see
 
+from netstorm.frontends.torch.internals import GradBucket
 from netstorm.frontends.torch.member import future_of
 from netstorm.frontends.torch.process_group import netstorm_group
 

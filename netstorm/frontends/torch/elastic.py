@@ -16,7 +16,6 @@ Without `NETSTORM_ELASTIC=MIN:MAX` the same program runs as any other, and the l
 """
 
 import copy
-import importlib
 import logging
 import sys
 from collections.abc import Mapping
@@ -27,7 +26,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import GradBucket, HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from netstorm.checkpoint.format import digest, pack, unpack
@@ -35,6 +33,7 @@ from netstorm.errors import Disagreement, NodeLost, UsageError
 from netstorm.frontends.torch.checkpoint import TorchTensors
 from netstorm.frontends.torch.errors import raises_torch_errors
 from netstorm.frontends.torch.gradient_codecs import CodecHookState, Descriptions, codec_hook, hook_state_of
+from netstorm.frontends.torch.internals import GradBucket, HashStore, import_compiler
 from netstorm.frontends.torch.member import CallWork, future_of
 from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
@@ -94,7 +93,7 @@ def init_process_group(timeout: timedelta = _TIMEOUT) -> None:
             "start the job with `netstorm launch`, or name one in DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
         )
     # Seconds of imports, when DDP is made. Before it joins: results of the others then wait for this process.
-    importlib.import_module("torch._dynamo.utils")
+    import_compiler()
     changed: dict[str, object] = {"rank": _rank(settings)}
     if settings.source("wait_timeout_s") == "default":
         changed["wait_timeout_s"] = timeout.total_seconds()

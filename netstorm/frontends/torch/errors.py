@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, ParamSpec, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from netstorm.errors import NetStormError
+from netstorm.frontends.torch.internals import replace_backward
 
 __all__ = ["as_torch_error", "given_to_a_future", "let_backward_raise_own_errors", "raises_torch_errors"]
 
@@ -67,23 +67,26 @@ def let_backward_raise_own_errors() -> None:
     """Have `Tensor.backward` and `torch.autograd.grad` raise NetStorm's errors, where a `RuntimeError` of
     PyTorch's quotes one. Twice does no harm.
     """
-    original: Any = getattr(torch.autograd, "_engine_run_backward", None)
-    if original is None or hasattr(original, "of_netstorm"):
-        return
 
-    @functools.wraps(original)
-    def run_backward(*arguments: Any, **named: Any) -> Any:
-        try:
-            return original(*arguments, **named)
-        except RuntimeError as error:
-            text = str(error)
-            own = next((known for known in _given if f"{type(known).__name__}: {known}" in text), None)
-            if own is None or isinstance(error, NetStormError):
-                raise
-        raise as_torch_error(own)
+    def raising(original: Callable[..., Any]) -> Callable[..., Any] | None:
+        if hasattr(original, "of_netstorm"):
+            return None
 
-    run_backward.of_netstorm = True  # type: ignore[attr-defined]
-    torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]  # noqa: SLF001
+        @functools.wraps(original)
+        def run_backward(*arguments: Any, **named: Any) -> Any:
+            try:
+                return original(*arguments, **named)
+            except RuntimeError as error:
+                text = str(error)
+                own = next((known for known in _given if f"{type(known).__name__}: {known}" in text), None)
+                if own is None or isinstance(error, NetStormError):
+                    raise
+            raise as_torch_error(own)
+
+        run_backward.of_netstorm = True  # type: ignore[attr-defined]
+        return run_backward
+
+    replace_backward(raising)
 
 
 def _class_of(own: type[NetStormError]) -> type[NetStormError]:

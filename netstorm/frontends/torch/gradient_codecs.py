@@ -16,7 +16,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import GradBucket  # dist.GradBucket, which type checkers do not see
 from torch.nn.parallel import DistributedDataParallel
 
 from netstorm import clock
@@ -26,6 +25,7 @@ from netstorm.compression.registry import CodecRules, Description, rules_of
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.collectives import Exchanges
 from netstorm.frontends.torch.errors import raises_torch_errors
+from netstorm.frontends.torch.internals import GradBucket
 from netstorm.frontends.torch.member import CallWork, ProcessGroupMember, copy_back, future_of
 from netstorm.frontends.torch.process_group import NetStormProcessGroup, netstorm_group
 from netstorm.frontends.torch.tensors import Staged, staged

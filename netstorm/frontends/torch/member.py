@@ -17,6 +17,7 @@ from torch.distributed import Work
 from netstorm import clock
 from netstorm.errors import NetStormError, WaitTimeout
 from netstorm.frontends.torch.errors import as_torch_error, given_to_a_future
+from netstorm.frontends.torch.internals import never_traced
 from netstorm.frontends.torch.tensors import Staged, array_of
 from netstorm.kvstore.calls import CallPositions, GroupCalls, TensorExchange
 from netstorm.kvstore.operations import (
@@ -306,15 +307,10 @@ def future_of(work: Any, tensor: torch.Tensor) -> torch.futures.Future[torch.Ten
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
 
-# What torch.compiler.disable does in the end. That itself would import the compiler, which takes seconds.
-_frames: Final[Any] = torch._C._dynamo.eval_frame  # noqa: SLF001
-_SKIP: Final = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)  # noqa: SLF001
-
 
 def never_compiled(function: Function) -> Function:
     """Decorate a function: torch.compile traces neither it nor what it calls."""
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
-    _frames.set_code_exec_strategy(function.__code__, _SKIP)
+    never_traced(function)
     return function
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.frontends.torch.errors import as_torch_error
+from netstorm.frontends.torch.internals import device_kinds
 
 __all__ = ["PlainValue", "exchange_values", "tensor_device"]
 
@@ -70,7 +71,7 @@ def exchange_values(
 def tensor_device(group: dist.ProcessGroup | None) -> torch.device:
     """Return where a group's collectives take tensors: the CPU, if it can."""
     chosen: Any = dist.group.WORLD if group is None else group
-    kinds = [device.type for device in chosen._device_types]  # noqa: SLF001 -- PyTorch has no other name
+    kinds = device_kinds(chosen)
     if not kinds or "cpu" in kinds:
         return torch.device("cpu")
     return torch.device(kinds[0], torch.get_device_module(kinds[0]).current_device())

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, Store
 from torch.distributed import ProcessGroup, get_process_group_ranks
 
 from netstorm import clock
 from netstorm.errors import BarrierTimeout, NodeLost, UsageError, WaitTimeout
 from netstorm.frontends.torch.collectives import CopyCalls, Exchanges, Messages, Reductions, SparseSums
 from netstorm.frontends.torch.errors import raises_torch_errors
+from netstorm.frontends.torch.internals import Backend, Store, replace_set_pg_timeout
 from netstorm.frontends.torch.member import CallWork, ProcessGroupMember, methods_are_never_compiled
 from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.tensors import Staged
@@ -33,6 +33,7 @@ class NetStormProcessGroup(Reductions, CopyCalls, Messages, _ProcessGroup):
 
     # What PyTorch asks a backend, and finds here, since this group is its own backend (`_get_backend`).
     supports_coalescing = False
+    supports_reconfigure = False
     supports_shrinking = False
     supports_splitting = False
     supports_time_estimate = False
@@ -45,16 +46,22 @@ class NetStormProcessGroup(Reductions, CopyCalls, Messages, _ProcessGroup):
             closed: called when the group is destroyed.
             store: PyTorch's, of this group.
         """
-        super().__init__(member.rank, member.size)
+        self._begin(member.rank, member.size, member.name, store)
+        self._enter(member)
+        self._closed: Callable[[], None] = closed
+
+    def _begin(self, rank: int, size: int, name: str, store: Store) -> None:
+        super().__init__(rank, size)
+        self._store: Store = store
+        self._is_closed = False
+        self._name = name
+        self._description = "undefined"
+
+    def _enter(self, member: ProcessGroupMember) -> None:
         self._member = member
         self._exchanges = Exchanges(member.rank, member.size)
         self._sparse = SparseSums(member, self._exchanges)
-        self._monitored_barriers: Final = MonitoredBarriers(member)
-        self._closed: Final = closed
-        self._store: Final = store
-        self._is_closed = False
-        self._name = member.name
-        self._description = "undefined"
+        self._monitored_barriers = MonitoredBarriers(member)
 
     @property
     def member(self) -> ProcessGroupMember:
@@ -64,7 +71,7 @@ class NetStormProcessGroup(Reductions, CopyCalls, Messages, _ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have come; rank 0's error names those that have not."""
         self._check_open()
-        limit = self._member.timeout if timeout is None else timeout
+        limit = self._timeout if timeout is None else timeout
         raises_torch_errors(self._monitored_barriers.wait)(limit, wait_all_ranks=wait_all_ranks)
 
     # ---------------------------------------------------------------------------------- what PyTorch asks
@@ -135,7 +142,7 @@ class NetStormProcessGroup(Reductions, CopyCalls, Messages, _ProcessGroup):
     @property
     def options(self) -> Any:
         """The group's time-out and ranks, as PyTorch's backends have them."""
-        options: Any = Backend.Options(NAME, self._member.timeout)
+        options: Any = Backend.Options(NAME, self._timeout)
         options.global_ranks_in_group = get_process_group_ranks(self)
         options.group_name = self._name
         return options
@@ -147,6 +154,10 @@ class NetStormProcessGroup(Reductions, CopyCalls, Messages, _ProcessGroup):
     def get_group_store(self) -> Store:
         """Return PyTorch's store of this group."""
         return self._store
+
+    @property
+    def _timeout(self) -> timedelta:
+        return self._member.timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of later calls."""
@@ -287,7 +298,7 @@ def let_pytorch_call_us() -> None:
     """Have `torch.distributed.monitored_barrier` and `_set_pg_timeout` work with NetStorm's groups: PyTorch's
     own functions refuse, or leave out, backends that are not its own. Twice does no harm.
     """
-    barrier, set_timeout = dist.monitored_barrier, dist.distributed_c10d._set_pg_timeout  # noqa: SLF001
+    barrier = dist.monitored_barrier
     if hasattr(barrier, "of_netstorm"):
         return
 
@@ -299,18 +310,21 @@ def let_pytorch_call_us() -> None:
         limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
         return chosen.monitored_barrier(limit, wait_all_ranks=wait_all_ranks)
 
-    @functools.wraps(set_timeout)
-    def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
-        chosen = _own_group(group)
-        if chosen is None:
-            set_timeout(timeout, group)
-        else:
-            chosen.set_timeout(timeout)
+    def setting_own(set_timeout: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(set_timeout)
+        def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+            chosen = _own_group(group)
+            if chosen is None:
+                set_timeout(timeout, group)
+            else:
+                chosen.set_timeout(timeout)
+
+        return set_pg_timeout
 
     monitored_barrier.of_netstorm = True  # type: ignore[attr-defined]
     for module in (dist, dist.distributed_c10d):
         module.monitored_barrier = monitored_barrier  # type: ignore[attr-defined]
-        module._set_pg_timeout = set_pg_timeout  # type: ignore[attr-defined]  # noqa: SLF001
+    replace_set_pg_timeout(setting_own)
 
 
 def _own_group(group: Any) -> Any:

@@ -14,12 +14,17 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from netstorm.errors import UsageError
+from netstorm.frontends.torch.internals import (
+    call_at_end_of_backward,
+    is_in_backward,
+    mark_stepped,
+    post_accumulate_hooks,
+)
 from netstorm.frontends.torch.member import never_compiled
 from netstorm.frontends.torch.parameters import FlatParameters, by_kind, everything_in, optimised
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
@@ -125,7 +130,7 @@ class ScheduledOptimizer:
             unit.settings = settings
         self._called.clear()
         self._begun, self._ends = 0, False
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 -- for schedulers
+        mark_stepped(self.optimizer)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients; wait for the sums of a backward pass whose step all ranks leave out, too."""
@@ -214,7 +219,7 @@ class ScheduledOptimizer:
         def before(_module: nn.Module, _inputs: Any) -> None:
             self._take(needed)
             self._called.update(own)
-            if torch._C._current_graph_task_id() < 0:  # noqa: SLF001
+            if not is_in_backward():
                 self._ends = False  # a backward pass that has failed never says so
             elif self._summing:  # checkpointing: an inner backward pass follows, whose end is not the end
                 self._call_at_end()
@@ -248,7 +253,7 @@ class ScheduledOptimizer:
         """Have `_end_backward` called at the end of the backward pass that is under way."""
         if not self._ends:
             self._ends = True
-            Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001
+            call_at_end_of_backward(self._end_backward)
 
     def _end_backward(self) -> None:
         if self._ends:
@@ -348,8 +353,8 @@ def _check(model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup | No
             "ScheduledOptimizer: expected an optimizer of exactly the model's trained parameters"
         )
     for parameter in known:
-        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-        if any(isinstance(getattr(hook, "__self__", None), ScheduledOptimizer) for hook in hooks.values()):
+        hooks = post_accumulate_hooks(parameter)
+        if any(isinstance(getattr(hook, "__self__", None), ScheduledOptimizer) for hook in hooks):
             raise UsageError("the model has a ScheduledOptimizer already: close() that one first")
     ranks = group or dist.group.WORLD
     if isinstance(ranks, NetStormProcessGroup) and ranks.member.runtime.settings.elastic:

@@ -20,11 +20,10 @@ from typing import Final, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import GradBucket
 from torch.distributed.device_mesh import DeviceMesh
 
 from netstorm.errors import UsageError
+from netstorm.frontends.torch.internals import GradBucket, work_of_future
 from netstorm.frontends.torch.site_mesh import LOCAL, SITE
 
 __all__ = ["hierarchical_all_reduce", "site_hook"]
@@ -69,7 +68,7 @@ def hierarchical_all_reduce(
         raise UsageError(f"op=AVG for a tensor of {tensor.dtype}: expected a floating-point type; use SUM")
     result = _reducer(mesh).reduce(tensor, op)
     if async_op:
-        return cast("dist.Work", c10d._create_work_from_future(result))  # type: ignore[attr-defined]  # noqa: SLF001
+        return cast("dist.Work", work_of_future(result))
     result.wait()
     return None
 

@@ -22,8 +22,6 @@ from typing import Any, Final
 
 import msgspec
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from netstorm import clock
 from netstorm.addresses import is_loopback, split_host_port
@@ -36,9 +34,10 @@ from netstorm.errors import (
 )
 from netstorm.frontends.torch.errors import let_backward_raise_own_errors, raises_torch_errors
 from netstorm.frontends.torch.gradient_codecs import codec_of_settings, let_models_use_it
+from netstorm.frontends.torch.internals import Store, default_timeout
 from netstorm.frontends.torch.member import ProcessGroupMember
 from netstorm.frontends.torch.process_group import NetStormProcessGroup, let_pytorch_call_us
-from netstorm.frontends.torch.store import sealed, unsealed
+from netstorm.frontends.torch.store import address_of, sealed, unsealed
 from netstorm.kvstore.calls import CallPositions
 from netstorm.kvstore.process.runtime import (
     CompletionThread,
@@ -53,7 +52,6 @@ from netstorm.pslite.host_addresses import (
     loopback_host,
     machine_number,
     own_addresses,
-    resolve,
     source_towards,
     tcp_listener,
 )
@@ -225,7 +223,7 @@ def meet(store: Store, rank: int, size: int, settings: Settings) -> tuple[str, i
         own = _Note(
             machine=machine_number(),
             name=socket.gethostname(),
-            addresses=_address_of(store),
+            addresses=address_of(store),
             hidden=given[1] if given is not None and is_loopback(given[0]) else "",
         )
         notes.write(f"come/{rank}", own)
@@ -295,16 +293,6 @@ def _chosen_host(
         f"no address of rank 0's host {members[0].name} can be reached by all ranks: it has "
         f"{', '.join(addresses)}{'' if given is None else f' ({given[1]})'}; {', '.join(texts[:8])}; {_HINT}"
     )
-
-
-def _address_of(store: Store) -> tuple[str, ...]:
-    """Return the address of PyTorch's store, if it has one: the user has given it."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    host = str(getattr(store, "host", ""))
-    with contextlib.suppress(SettingsError):
-        return (resolve(host, "MASTER_ADDR"),) if host else ()
-    return ()
 
 
 def _offered(others: Sequence[_Note]) -> list[str]:
@@ -430,6 +418,12 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
     """
     let_pytorch_call_us()
     let_backward_raise_own_errors()
+    if getattr(options, "enable_reconfigure", False):  # PyTorch 2.14 has it
+        from netstorm.frontends.torch.reconfigure import ReconfigurableGroup  # imports a scheduler
+
+        return ReconfigurableGroup(
+            options.store, options.group_rank, options.group_size, options.group_id, options.timeout
+        )
     with _process.lock:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         job = _process.job
@@ -476,8 +470,14 @@ def join_before_rendezvous(
     A group that has other ranks than the job, and an elastic job, join later.
 
     Raises:
+        UsageError: the group would change its members, and the job has fixed ones.
         NetStormError: the job does not come together.
     """
+    if others.get("enable_reconfigure"):
+        raise UsageError(
+            "init_process_group(enable_reconfigure=True) under `netstorm launch`, which starts jobs of fixed "
+            "or elastic members: start the processes with torchrun or by hand, or leave it out"
+        )
     settings = Settings.from_environment()
     named = settings.source("rank") != "default" and settings.source("num_workers") != "default"
     is_the_job = rank in {-1, settings.rank} and world_size in {-1, settings.num_workers}
@@ -485,8 +485,7 @@ def join_before_rendezvous(
         if _process.job is not None or not (named and is_the_job) or settings.elastic or others.get("_ranks"):
             return
         if settings.source("wait_timeout_s") == "default":
-            default = dist.distributed_c10d._get_default_timeout(dist.Backend(backend))  # noqa: SLF001
-            settings = settings.changed(wait_timeout_s=(timeout or default).total_seconds())
+            settings = settings.changed(wait_timeout_s=(timeout or default_timeout(backend)).total_seconds())
         runtime_of_this_process(settings, framework="PyTorch")
 
 

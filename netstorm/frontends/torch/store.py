@@ -7,21 +7,24 @@ job's key. PyTorch's own entries do not: counters, and the addresses of Gloo's a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import hmac
-import importlib
 import inspect
 import logging
 import os
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 from netstorm.addresses import is_loopback
 from netstorm.errors import NotAuthorised, SettingsError
+from netstorm.frontends.torch.internals import Store, TCPStore, replace_create_store
+from netstorm.pslite.host_addresses import resolve
 from netstorm.pslite.keys import JobKey
 
-__all__ = ["limit_the_store_to_its_address", "sealed", "unsealed"]
+__all__ = ["address_of", "limit_the_store_to_its_address", "sealed", "unsealed"]
 
 _log = logging.getLogger(__name__)
 
@@ -80,10 +83,12 @@ def limit_the_store_to_its_address() -> None:
 
     Twice does no harm. Where MASTER_ADDR is no address of this host, PyTorch goes its own way.
     """
-    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-    original = getattr(rendezvous, "_create_c10d_store", None)
-    if original is None or hasattr(original, "of_netstorm"):
-        return
+    replace_create_store(_limited)
+
+
+def _limited(original: Callable[..., Any]) -> Callable[..., Any] | None:
+    if hasattr(original, "of_netstorm"):
+        return None
     parameters = inspect.signature(original)
 
     @functools.wraps(original)
@@ -95,7 +100,7 @@ def limit_the_store_to_its_address() -> None:
         listening = _listening(asked["hostname"], asked["port"]) if is_master else None
         if listening is None:
             return original(*arguments, **named)
-        return rendezvous.TCPStore(
+        return TCPStore(
             host_name=asked["hostname"],
             port=asked["port"],
             world_size=asked["world_size"],
@@ -107,7 +112,7 @@ def limit_the_store_to_its_address() -> None:
         )
 
     create.of_netstorm = True  # type: ignore[attr-defined]
-    rendezvous._create_c10d_store = create  # noqa: SLF001
+    return create
 
 
 def _is_another_ones() -> bool:
@@ -139,3 +144,13 @@ def _listening(host: str, port: int) -> socket.socket | None:
         _log.debug("PyTorch's store listens on all addresses: %s:%d: %s", host, port, error)
         return None
     return made
+
+
+def address_of(store: Store) -> tuple[str, ...]:
+    """Return the address of PyTorch's store, if it has one: the user has given it."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = str(getattr(store, "host", ""))
+    with contextlib.suppress(SettingsError):
+        return (resolve(host, "MASTER_ADDR"),) if host else ()
+    return ()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from netstorm.errors import UsageError
+from netstorm.frontends.torch.internals import as_accelerator, begin_counting_calls, set_timeout_of_options
 from netstorm.frontends.torch.names import NAME
 from netstorm.settings import Settings
 
@@ -90,11 +91,9 @@ def _renaming(original: Callable[..., str]) -> Callable[..., str]:
 
 def _default() -> str:
     """Return the backend that PyTorch would choose on this machine."""
-    import torch
     import torch.distributed as dist
 
-    device = torch._C._get_accelerator().type  # noqa: SLF001 -- as PyTorch's BackendConfig does
-    return dist.Backend.default_device_backend_map.get(device, "")
+    return dist.Backend.default_device_backend_map.get(as_accelerator(), "")
 
 
 def _check(wanted: set[str]) -> None:
@@ -127,7 +126,7 @@ def _real_gloo(options: Any, _backend_options: Any) -> Any:
     made = ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
     made.options.global_ranks_in_group = options.global_ranks_in_group
     made.options.group_name = options.group_id
-    made._set_sequence_number_for_group()  # noqa: SLF001 -- as PyTorch does
+    begin_counting_calls(made)
     return made
 
 
@@ -136,11 +135,11 @@ def _real_nccl(options: Any, backend_options: Any) -> Any:
     from torch.distributed import ProcessGroupNCCL
 
     chosen = backend_options if backend_options is not None else ProcessGroupNCCL.Options()
-    chosen._timeout = options.timeout  # noqa: SLF001 -- as PyTorch does
+    set_timeout_of_options(chosen, options.timeout)
     chosen.global_ranks_in_group = options.global_ranks_in_group
     chosen.group_name = options.group_id
     made = ProcessGroupNCCL(options.store, options.group_rank, options.group_size, chosen)
-    made._set_sequence_number_for_group()  # noqa: SLF001 -- as PyTorch does
+    begin_counting_calls(made)
     return made
 
 

@@ -322,6 +322,25 @@ class Runtime:
         if wait:
             self._wait(finished)
 
+    def retire(self, reason: str, limit_s: float) -> threading.Thread:
+        """Take part in the job no more. Calls under way fail with `reason`, here and at the others; if there
+        are none, a thread forwards for the others until all have left, for `limit_s` at most.
+
+        Returns:
+            The thread; it closes this runtime in the end.
+        """
+        self._signals.close()  # the next runtime of this process watches them
+
+        def end() -> None:
+            with contextlib.suppress(NetStormError, concurrent.futures.TimeoutError):
+                retired = self._driver.ask(lambda done, now: self.node.retire(reason, done, now))
+                retired.result(limit_s)
+            self.close()
+
+        thread = threading.Thread(target=end, name="netstorm-retiring", daemon=True)
+        thread.start()
+        return thread
+
     def close(self) -> None:
         """Stop the I/O thread and close the sockets. Twice does no harm; a forked child does nothing."""
         if not self.process.is_mine():

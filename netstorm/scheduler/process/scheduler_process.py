@@ -55,7 +55,7 @@ from netstorm.scheduler.snapshot import JobSnapshot, Outcome
 from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
 
-__all__ = ["Launcher", "StatusServer", "run_scheduler"]
+__all__ = ["Launcher", "RunningScheduler", "StatusServer", "run_scheduler", "start_on_threads"]
 
 
 # The scheduler's process: it drives the state machine with sockets, threads, signals and clocks.
@@ -112,7 +112,7 @@ def run_scheduler(
         access = web_access(settings) if settings.http_port else None  # before nodes come: it may refuse
         plan = plan_hosting(settings)
         stack.callback(plan.close)
-        running = _start(settings, plan, print_line, any_port=any_port)
+        running = start_on_threads(settings, plan, print_line, any_port=any_port)
         stack.callback(running.close)
         stack.enter_context(naming_jobs(running.driver.machine))
         address = host_port(settings.scheduler_host, running.driver.port)
@@ -202,7 +202,7 @@ def _end_without_rank_0(driver: Driver[HostedMachine]) -> Callable[[], None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class RunningScheduler:
     """A running scheduler, with everything that must be closed."""
 
     driver: Driver[HostedMachine]
@@ -241,9 +241,20 @@ def _bind_host(settings: Settings) -> str:
     return listening_host(settings.bind_host, settings.scheduler_host, for_others=serves_others(settings))
 
 
-def _start(
+def start_on_threads(
     settings: Settings, plan: HostingPlan, print_line: Callable[[str], None], *, any_port: bool
-) -> _Running:
+) -> RunningScheduler:
+    """Start a scheduler on threads of this process, and return it. It must be closed.
+
+    Args:
+        settings: of the scheduler.
+        plan: what it serves.
+        print_line: called with a line for the user whenever one of several jobs ends.
+        any_port: listen on a port that the system chooses.
+
+    Raises:
+        SettingsError: the address cannot be listened on, or there is no key for it.
+    """
     counters = Counters()
     # The host's time at the start, monotonic from then on: steps of its clock would look like slow links.
     origin_ns = clock.wall_ns() - clock.monotonic_ns()
@@ -258,7 +269,7 @@ def _start(
         machine.on_form = formation.submit
         return machine
 
-    def listen() -> _Running:
+    def listen() -> RunningScheduler:
         driver = start_driver(
             make_machine,
             settings=settings,
@@ -292,7 +303,7 @@ def _start(
 
         formation.deliver = deliver
         connect_several_jobs(driver.machine, post, print_line)
-        return _Running(driver, sntp, formation, over)
+        return RunningScheduler(driver, sntp, formation, over)
 
     for _ in range(_PORT_TRIES if any_port and not settings.sntp_port else 0):
         with contextlib.suppress(SettingsError):

@@ -222,6 +222,26 @@ def test_finishing_waits_until_no_rank_needs_this_node():
     assert driven.sent(m.Leave) != []
 
 
+def test_a_node_that_retires_forwards_until_no_rank_needs_it():
+    driven = Driven().join()
+    done: list[Exception | None] = []
+    driven.node.retire("the group was reconfigured", done.append, driven.now)
+    driven.take_instructions()
+    assert (done, driven.node.state, driven.sent(m.Failed)) == ([], NodeState.FINISHING, [])
+    driven.deliver(m.AllFinished())
+    assert done == [None]
+
+
+def test_a_node_that_retires_in_the_middle_of_a_sum_tells_everybody_why():
+    driven = Driven().join()
+    outcome = driven.push(driven.new_key())
+    done: list[Exception | None] = []
+    driven.node.retire("the group was reconfigured", done.append, driven.now)
+    driven.take_instructions()
+    assert driven.sent(m.Failed) == [m.Failed(reason="the group was reconfigured")]
+    assert [str(error) for error in (*outcome, *done)] == ["the group was reconfigured"] * 2
+
+
 def test_no_scheduler_is_asked_for_again_until_the_deadline():
     driven = Driven(join_timeout_s=20)
     joined: list[Exception | None] = []

@@ -131,6 +131,23 @@ def test_processes_get_different_numbers_whatever_job_they_are_of():
     assert {one.host for one in several.heard("a/1", m.Joined)[0].members} == {"a.0", "a.1"}
 
 
+def test_a_job_that_has_not_begun_can_be_given_up_and_says_who_is_missing():
+    several = Several()
+    several.join("a/0", 0, 3)
+    several.join("a/2", 2, 3)
+    several.start("b", 2)
+    for name in ("a", "b", "c"):
+        several.machine.give_up(name, 5.0, several.now)
+    several.take()
+    for who in ("a/0", "a/2"):
+        (gone,) = several.heard(who, m.PeerGone)
+        assert gone.kind == "timeout"
+        assert gone.reason.startswith("not every node came within 5 s: waiting for 1 of 3 nodes")
+        assert gone.reason.endswith("not here: 1")
+    assert several.heard("b/0", m.PeerGone) == []
+    assert several.phases()["b"] is JobPhase.RUNNING
+
+
 def test_the_first_to_join_says_how_many_nodes_the_job_has_and_others_must_agree():
     several = Several()
     several.join("a/0", 0, 3)

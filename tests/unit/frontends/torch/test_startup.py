@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.startup import untested_version
+from netstorm.errors import UsageError
+from netstorm.frontends.torch.startup import join_before_rendezvous, untested_version
 
 ROOT = Path(__file__).parents[4]
 
@@ -29,3 +30,8 @@ def test_a_newer_version_of_pytorch_is_named_beside_the_one_that_is_tested(versi
 def test_the_extra_takes_later_versions_than_the_one_that_scripts_install():
     assert '\ntorch = ["torch>=2.13", ' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert "torch==2.13.*" in (ROOT / "scripts/constraints.txt").read_text(encoding="utf-8").split()
+
+
+def test_a_launched_job_has_no_group_that_changes_its_members():
+    with pytest.raises(UsageError, match=r"under `netstorm launch`.* with torchrun or by hand"):
+        join_before_rendezvous("netstorm", enable_reconfigure=True)

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""How long PyTorch's `_reconfigure` takes on this machine's loopback. Needs PyTorch 2.14.
+
+    python benchmarks/torch_reconfigure.py --nodes 8 --rounds 5
+    python benchmarks/torch_reconfigure.py --backend gloo
+
+All ranks enter a view with the ranks in another order, at once. A round is as long as its slowest rank; a
+small all-reduce checks the view. Processor time, of all ranks, is the same on a machine that is busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore  # dist.FileStore, which type checkers do not see
+
+_TIMEOUT = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What all ranks are told."""
+
+    backend: str
+    store: str
+    nodes: int
+    rounds: int
+    barrier: Barrier
+    answers: SimpleQueue[list[tuple[float, float]]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print the figures."""
+    parser = argparse.ArgumentParser(description="PyTorch's _reconfigure on loopback.")
+    parser.add_argument("--backend", default="netstorm", metavar="NAME", help="default netstorm")
+    parser.add_argument("--nodes", type=int, default=8, metavar="N", help="ranks; default 8")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="that count; default 5")
+    options = parser.parse_args(arguments)
+    spawned = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        job = _Job(
+            backend=options.backend,
+            store=f"{folder}/store",
+            nodes=options.nodes,
+            rounds=options.rounds,
+            barrier=spawned.Barrier(options.nodes),
+            answers=spawned.SimpleQueue(),
+        )
+        ranks = [spawned.Process(target=_reconfigure_often, args=(rank, job)) for rank in range(job.nodes)]
+        for rank in ranks:
+            rank.start()
+        of_ranks = [job.answers.get() for _ in ranks]
+        for rank in ranks:
+            rank.join()
+    rounds = list(zip(*of_ranks, strict=True))
+    wall = [max(times[0] for times in one) * 1e3 for one in rounds]
+    cpu = [sum(times[1] for times in one) * 1e3 for one in rounds]
+    print(
+        f"{job.backend}: {job.nodes} ranks reconfigured in {statistics.median(wall):.0f} ms "
+        f"({min(wall):.0f} to {max(wall):.0f}), with {statistics.median(cpu):.0f} ms of processor time; "
+        f"medians of {job.rounds} rounds"
+    )
+    return 0
+
+
+def _reconfigure_often(rank: int, job: _Job) -> None:
+    private: Any = dist
+    reconfigure: Any = private._reconfigure  # noqa: SLF001 -- PyTorch has no other name for it
+    handle: Any = private._get_reconfigure_handle  # noqa: SLF001
+    named: dict[str, Any] = {"enable_reconfigure": True}
+    store = FileStore(job.store, job.nodes)
+    dist.init_process_group(
+        job.backend, store=store, rank=rank, world_size=job.nodes, timeout=_TIMEOUT, **named
+    )
+    times = []
+    for number in range(job.rounds + 1):  # the first one imports
+        store.set(f"{number}/{rank}", handle())
+        order = [(place + number) % job.nodes for place in range(job.nodes)]
+        handles = [store.get(f"{number}/{each}").decode() for each in order]
+        job.barrier.wait()
+        began, cpu = time.perf_counter(), time.process_time()
+        reconfigure(number, handles).wait()
+        times.append((time.perf_counter() - began, time.process_time() - cpu))
+        tensor = torch.ones(10)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [job.nodes] * 10
+        job.barrier.wait()
+    job.answers.put(times[1:])
+    job.barrier.wait()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
