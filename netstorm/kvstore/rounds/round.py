@@ -313,7 +313,7 @@ class Round:
         return total is not None and bool(total.contributors & ~(1 << self.plan.rank))
 
     def own_values(self, chunk: int) -> Values | None:
-        """Return what this rank contributes to a chunk, in the round's form; None: zeros, or nobody wants it."""
+        """Return what this rank contributes to a chunk, in the round's form; None: zeros, or unwanted."""
         operation = self.operation
         if operation is None or operation.source is None or self.receivers_of(chunk) == 0:
             return None
