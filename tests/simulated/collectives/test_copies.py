@@ -1,4 +1,4 @@
-"""Calls that copy values of one rank: to whom they go, from which memory, and when their owner may change it."""
+"""Calls that copy values of one rank: to whom they go, from which memory, when their owner may change it."""
 
 from __future__ import annotations
 
