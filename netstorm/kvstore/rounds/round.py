@@ -202,6 +202,9 @@ class Extension:
 _LEAST_LENT: Final = 4 * 2**20
 """Bytes of a round from which on its root waits until all have its values, instead of copying them."""
 
+_LEAST_LENT_CHUNK: Final = 65_536
+"""Bytes of a chunk that is not copied: acknowledgements of smaller ones may wait (`Session`)."""
+
 SENT: Final = ChunkSum(Element.FLOAT32)
 """Stands for a sum that has gone to the parent: all its contributors have been counted."""
 SENT.contributors = -1
@@ -341,7 +344,7 @@ class Round:
         has ended.
         """
         own = total.alone if isinstance(total, ChunkSum) else None
-        if own is None or own.nbytes * len(self.results) < _LEAST_LENT:
+        if own is None or own.nbytes * len(self.results) < _LEAST_LENT or own.nbytes < _LEAST_LENT_CHUNK:
             return None
         operation = self.operation
         assert operation is not None
