@@ -1,6 +1,6 @@
 """One worker process of `mxnet_loopback.py`: batches of a small network, as MXNet's own examples train it.
 
-Commands: steps (trains some batches: its start, end, and how often the process was woken), weights (a digest).
+Commands: steps (trains some batches: start, end, how often the process was woken), weights (a digest).
 """
 
 from __future__ import annotations
