@@ -5,8 +5,9 @@
     python benchmarks/torch_loopback.py --nodes 2 --size 4MB --rounds 3
 
 The processes of both stay alive and take turns, so that a machine that is busy for a while is busy for both.
-In a turn each takes a DDP step, does all-reduces of 4 KB one after the other, and starts asynchronous
-all-reduces, large and small. Every sum of a step is checked. Medians are over all ranks and turns.
+In a turn each takes a DDP step, does all-reduces of 4 KB one after the other, copies a large tensor in
+several ways, and starts asynchronous all-reduces, large and small. Every sum of a step is checked, and every
+copy. Medians are over all ranks and turns.
 """
 
 from __future__ import annotations
@@ -35,11 +36,17 @@ _SMALL = 4096
 _LARGE_COUNT, _SMALL_COUNT = 3, 20
 """Calls of a turn: ten turns make 200 small all-reduces."""
 _WARMUP = 2
+_COPIES = ("broadcast", "gather", "scatter", "send")
 
 _FIGURES = {
     "step_s": "a DDP step of {size}",
     "step_cpu_s": "processor time of such a step, all ranks",
     "small_s": "an all-reduce of 4 KB",
+    "broadcast_s": "a broadcast of {size}",
+    "gather_s": "a gather of {size} in all",
+    "scatter_s": "a scatter of {size} in all",
+    "send_s": "a send of {size} to one rank",
+    "copies_cpu_s": "processor time of these four, all ranks",
     "issue_large_s": "start of an asynchronous all-reduce of {size}",
     "issue_small_s": "start of an asynchronous all-reduce of 4 KB",
     "issue_large_cpu_s": "processor time of such a start, {size}",
@@ -94,12 +101,19 @@ def measure(group: Group, size: int, turn: int) -> dict[str, list[float]]:
     steps = group.ask({"do": "step", "round": turn})
     begun = min(answer["start"] for answer in steps)
     small = group.ask({"do": "small", "bytes": _SMALL, "count": _SMALL_COUNT})
+    copies = group.ask({"do": "copy", "bytes": size})
+    times = {call: [answer[call] for answer in copies] for call in _COPIES}
     large_wall, large_cpu = issue(size, _LARGE_COUNT)
     small_wall, small_cpu = issue(_SMALL, _SMALL_COUNT)
     return {
         "step_s": [max(answer["finish"] for answer in steps) - begun],
         "step_cpu_s": [sum(answer["cpu_s"] for answer in steps)],
         "small_s": [time for answer in small for time in answer["seconds"]],
+        **{
+            f"{call}_s": [max(end for _, end, _ in each) - min(start for start, _, _ in each)]
+            for call, each in times.items()
+        },
+        "copies_cpu_s": [sum(busy for each in times.values() for _, _, busy in each)],
         "issue_large_s": large_wall,
         "issue_small_s": small_wall,
         "issue_large_cpu_s": large_cpu,

@@ -66,9 +66,9 @@ class Group:
             ChildError: a worker or helper ended, was wrong or too slow; the group can then only be stopped.
         """
         self._ask({"do": "prepare", "round": number})
-        before, machine = self._cpu_s(), psutil.cpu_times()
+        before, machine = self.cpu_s(), psutil.cpu_times()
         times = self._ask({"do": "allreduce", "round": number})
-        used, share = self._cpu_s() - before, busy_share(machine, psutil.cpu_times())
+        used, share = self.cpu_s() - before, busy_share(machine, psutil.cpu_times())
         self._ask({"do": "check", "round": number})
         first = min(answer["start"] for answer in times)
         seconds = max(answer["finish"] for answer in times) - first
@@ -80,9 +80,9 @@ class Group:
 
     def idle_cpu_share(self, seconds: float) -> float:
         """Return the share of one core that the group uses while nothing is asked of it."""
-        before = self._cpu_s()
+        before = self.cpu_s()
         time.sleep(seconds)
-        return (self._cpu_s() - before) / seconds
+        return (self.cpu_s() - before) / seconds
 
     def peak_rss(self) -> tuple[int, int]:
         """Return the largest memory of a worker and of a helper so far, in bytes."""
@@ -144,7 +144,8 @@ class Group:
                     raise ChildError(helper.describe("ended while its workers needed it"))
         return [answers[child] for child in self._workers]
 
-    def _cpu_s(self) -> float:
+    def cpu_s(self) -> float:
+        """Return the processor time of all processes so far, helpers included."""
         return sum(child.cpu_s() for child in (*self._workers, *self._helpers))
 
 

@@ -6,6 +6,7 @@ carries it out. So calls of about the same size follow each other, and others ov
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from netstorm.protocol.codecs import (
     can_reduce,
     capacity_of,
 )
+from netstorm.protocol.frames import bits_of, ranks_in
 from netstorm.protocol.messages import LossTerms, Member
 
 __all__ = [
@@ -74,8 +76,8 @@ class TensorExchange(msgspec.Struct, frozen=True, kw_only=True):
     destination: Segments
     """Where each segment's result goes; may be the source's memory."""
     receivers: tuple[int, ...] = ()
-    """For each segment: the only member, counted within the group, that wants its result. Empty: all want
-    all."""
+    """For each segment: bit set of the members, counted within the group, that want its result. What a member
+    has copied for itself needs none. Empty: all want all."""
     priority: int = 0
     loss: LossTerms | None = None
     """The result may be without late contributions; see `Operation.loss`."""
@@ -176,7 +178,7 @@ class GroupCalls(NumberedCalls):
             priority=exchange.priority,
             loss=exchange.loss,
             form=form,
-            receivers=tuple(1 << self.members[index] for index in exchange.receivers),
+            receivers=_in_job(exchange.receivers, self.members),
             call=call,
         )
 
@@ -209,6 +211,12 @@ class GroupCalls(NumberedCalls):
             registered = self._register(name, (capacity,), "float32", form=COLLECTIVE, members=members)
             key = self._add_key(capacity, registered)
         return key
+
+
+@functools.lru_cache(maxsize=256)
+def _in_job(receivers: tuple[int, ...], members: tuple[int, ...]) -> tuple[int, ...]:
+    """Return bit sets of ranks of the job for those of members of a group."""
+    return tuple(bits_of(members[place] for place in ranks_in(bits)) for bits in receivers)
 
 
 def _of_one_element(exchange: TensorExchange) -> TensorExchange:

@@ -453,6 +453,11 @@ class Collective:
         self.codec: Final = signature.codec()
         self._dtype: Final = STORED[signature.element]
 
+    @property
+    def copies(self) -> bool:
+        """Whether one rank contributes to each segment, and the result is what it has."""
+        return self.signature.reduction is Reduction.COPY
+
     def new_sum(self) -> ChunkSum:
         """Return an empty sum of one chunk."""
         return ChunkSum(self.signature.element, self.signature.reduction)
@@ -596,11 +601,14 @@ class ChunkSum:
             return self._received
         return narrowed(self._values, self._element)
 
+    @property
+    def alone(self) -> Array | None:
+        """This rank's values, in the user's memory, if nobody else has contributed any."""
+        return self._own if self._values is None else None
+
     def to_keep(self) -> Buffer | None:
         """Return the root's result in private memory: it outlives the user's source."""
-        if self._values is None and self._own is not None:
-            return self._own.copy()
-        return self.to_send()
+        return self.to_send() if self.alone is None else self.alone.copy()
 
     def _add(self, more: Array) -> None:
         assert self._values is not None

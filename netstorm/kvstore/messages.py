@@ -50,14 +50,18 @@ from netstorm.pslite.machine import URGENT, Order
 from netstorm.topology.policy import Policy
 
 __all__ = [
+    "LARGE_BYTES",
     "MOST_WAITING",
     "PIECE_BYTES",
     "WAITING_BYTES",
-    "WINDOW_PIECES",
+    "WINDOW_BYTES",
     "Arrivals",
     "Arrived",
     "Matching",
     "PointToPoint",
+    "piece_extent",
+    "pieces_in",
+    "window_pieces",
 ]
 
 
@@ -728,12 +732,13 @@ class Receiving:
 
     def _advance(self, sender: int, number: int, transfer: _Transfer) -> None:
         """Complete a transfer, or accept more pieces of it once half of what was accepted has come."""
-        pieces, arrived = pieces_in(transfer.receive.destination.nbytes), len(transfer.arrived)
+        nbytes, arrived = transfer.receive.destination.nbytes, len(transfer.arrived)
+        pieces, window = pieces_in(nbytes), window_pieces(nbytes)
         if arrived == pieces:
             del self._transfers[sender, number]
             self._end(sender, number, transfer.receive)
-        elif transfer.accepted < pieces and transfer.accepted - arrived <= WINDOW_PIECES // 2:
-            transfer.accepted = min(pieces, arrived + WINDOW_PIECES)
+        elif transfer.accepted < pieces and transfer.accepted - arrived <= window // 2:
+            transfer.accepted = min(pieces, arrived + window)
             self._routed.send(sender, Accept(path=(), hop=0, number=number, pieces=transfer.accepted))
 
     def _end(self, sender: int, number: int, receive: ReceiveOperation) -> None:
@@ -970,12 +975,17 @@ def _charge(arrived: Arrived) -> int:
 PIECE_BYTES: Final = 256 * 1024
 """Size of a piece, and of the largest message that goes without an offer: about a chunk of a gradient."""
 
+LARGE_BYTES: Final = 32 * 2**20
+"""Messages of this size or more go in larger pieces: on a fast link each costs 60 us, however small it is."""
+
+_LARGE_PIECE_BYTES: Final = 4 * PIECE_BYTES
+
 WAITING_BYTES: Final = 1024 * 1024
 """Most bytes of one sender that wait at a receiver for its program. Messages beyond it are offered."""
 
-WINDOW_PIECES: Final = 32
-"""Most pieces of a message that are under way, 8 MiB: what nodes between may have to store. It fills a link
-of 1 Gbit/s with a round trip of 60 ms.
+WINDOW_BYTES: Final = 8 * 2**20
+"""Most bytes of a message that are under way: what nodes between may have to store. It fills a link of 1
+Gbit/s with a round trip of 60 ms.
 """
 
 MOST_WAITING: Final = 65_536
@@ -993,14 +1003,25 @@ def charge(nbytes: int) -> int:
     return max(nbytes, _LEAST_CHARGE)
 
 
+def piece_bytes(nbytes: int) -> int:
+    """Return the size of a message's pieces, all but the last. Both sides must agree on it."""
+    return PIECE_BYTES if nbytes < LARGE_BYTES else _LARGE_PIECE_BYTES
+
+
 def pieces_in(nbytes: int) -> int:
     """Return the number of pieces of a message."""
-    return -(-nbytes // PIECE_BYTES)
+    return -(-nbytes // piece_bytes(nbytes))
 
 
 def piece_extent(piece: int, nbytes: int) -> tuple[int, int]:
     """Return where a piece begins and ends in its message."""
-    return piece * PIECE_BYTES, min(nbytes, (piece + 1) * PIECE_BYTES)
+    size = piece_bytes(nbytes)
+    return piece * size, min(nbytes, (piece + 1) * size)
+
+
+def window_pieces(nbytes: int) -> int:
+    """Return how many pieces of a message may be under way."""
+    return WINDOW_BYTES // piece_bytes(nbytes)
 
 
 # Why a send or a receive fails: errors that name both ranks.

@@ -83,6 +83,7 @@ class Operation:
         "form",
         "from_lowest",
         "key",
+        "lent",
         "loss",
         "priority",
         "receivers",
@@ -137,6 +138,8 @@ class Operation:
         is dense, no memory of the destination, and changes: what was counted becomes zero. So what is left in
         it has not been counted, and belongs to this rank's next contribution."""
         self.begun_at = 0.0
+        self.lent = 0
+        """How many chunks of its source results under way refer to; see `Loans`."""
 
     def record_result(self, chunk: int, contributors: int) -> None:
         """Record who is in the result of a chunk."""

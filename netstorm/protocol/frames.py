@@ -66,7 +66,7 @@ __all__ = [
 Buffer = Any
 """Anything with the buffer protocol, contiguous: bytes, a NumPy array, a ZeroMQ frame."""
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 """Raised by whoever changes a message: its fields, or what they mean. Processes of different versions refuse
 each other. `tests/unit/protocol/test_wire_digest.py` knows how the messages of this version look."""
 SPEAKS_VERSION: Final = "speaks NetStorm's protocol in version"

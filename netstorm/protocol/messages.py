@@ -1096,7 +1096,9 @@ class Accept(_Numbered, frozen=True, tag=102):
 
 
 class Piece(_Numbered, DataMessage, frozen=True, tag=103):
-    """A sender to a receiver: a piece of an accepted message, in frame 1. All but the last have 256 KiB."""
+    """A sender to a receiver: a piece of an accepted message, in frame 1. All but the last have 256
+    KiB, or 1 MiB if the message has 32 MiB or more.
+    """
 
     piece: int
     """Counts from 0."""

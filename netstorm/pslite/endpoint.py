@@ -370,12 +370,13 @@ class Endpoint:
         message, sequence = header.message, header.sequence
         if sequence <= 0:
             raise ProtocolViolation(f"{type(message).__name__} without a sequence number")
-        session.acknowledge = True
         self._sessions.dirty[session] = None
         receiving = session.receiving
         if receiving.has(sequence):
             session.counters.duplicates += 1
+            session.will_acknowledge(0, now)
             return
+        session.will_acknowledge(sum(map(len, frames)), now)
         payload: Buffer | None = None
         if header.has_payload:
             payload = frames[1]

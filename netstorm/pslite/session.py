@@ -110,6 +110,14 @@ TRANSITIONS: Final[Mapping[SessionState, Mapping[Event, SessionState]]] = Mappin
 )
 
 
+_ACKNOWLEDGE_S: Final = 0.025
+"""How long the acknowledgement of little may wait for more to acknowledge, within a machine. Each one wakes
+two threads here and two at the sender: a batch of a small network took a third longer with one a message."""
+
+_LITTLE: Final = 65_536
+_FEW: Final = 64
+"""Bytes and messages whose acknowledgement may wait: a small part of any window, and of no use to measure."""
+
 _MOST_REFUSED: Final = 16_384
 """Messages without room whose numbers are kept: a correct sender has fewer under way (`SendingHalf`)."""
 
@@ -221,6 +229,10 @@ class Session(ABC):
         self.ending = False
         self.undelivered: list[SendQueueItem] = []
         self.acknowledge = False
+        self._acknowledge_at = -math.inf
+        """When at the latest."""
+        self._to_acknowledge = [0, 0]
+        """Bytes and messages."""
         self.without_room: Final[dict[int, tuple[int, Hashable]]] = {}
         self.unchecked = False
         self.busy_s = 0.0
@@ -287,11 +299,26 @@ class Session(ABC):
                 self.counters.drop("nacked")
         elif isinstance(message, m.Query):
             self._answer_to = message.number
-            self.acknowledge = True
+            self.acknowledge, self._acknowledge_at = True, -math.inf
         elif isinstance(message, m.Goodbye):
             self._goodbye(now)
         else:
             raise ProtocolViolation(f"{type(message).__name__} is not legal in state {self.state.value}")
+
+    def will_acknowledge(self, nbytes: int, now: float) -> None:
+        """Acknowledge a message that has come: at once, or with others if it is small and comes from within
+        the machine.
+        """
+        may_wait = self.unchecked and not self.receiving.ordered and not self._limits.window_bytes
+        if not self.acknowledge:
+            self.acknowledge = True
+            self._to_acknowledge = [0, 0]
+            self._acknowledge_at = now + _ACKNOWLEDGE_S if may_wait else -math.inf
+        waiting = self._to_acknowledge
+        waiting[0] += nbytes
+        waiting[1] += 1
+        if waiting[0] >= _LITTLE or waiting[1] >= _FEW or not nbytes:
+            self._acknowledge_at = -math.inf
 
     def request_again(self, sequence: int) -> None:
         """Ask for a message again: its payload failed its checksum."""
@@ -355,7 +382,8 @@ class Session(ABC):
     def due(self) -> float:
         """Return when `tick` has something to do."""
         if self.state is SessionState.UP:
-            return min(self._queries.due(), self.sending.window.resume_at)
+            due = min(self._queries.due(), self.sending.window.resume_at)
+            return min(due, self._acknowledge_at) if self.acknowledge else due
         if self.state is SessionState.CLOSING:
             return self._since + self._limits.goodbye_s
         return self._due_without_connection()
@@ -376,7 +404,7 @@ class Session(ABC):
             for body in bodies:
                 if not self._transmit(van, body, None, now):
                     return
-        if self.acknowledge:
+        if self.acknowledge and now >= self._acknowledge_at:
             self.acknowledge = False
             received, beyond = self.receiving.received_numbers()
             ack = m.Ack(received=received, beyond=beyond, query=self._answer_to)

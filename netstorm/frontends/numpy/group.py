@@ -439,7 +439,7 @@ class Group:
             raise UsageError(f"{text}: expected {self.size} rows along the first axis, one for each rank")
         target = Target(whole.shape[1:], whole.dtype, out, whole, text)
         rows = _rows(whole) if root == self.rank else None
-        exchange = self._exchanges.scatter(text, flat(target.memory), rows)
+        exchange = self._exchanges.scatter(text, flat(target.memory), rows, root)
         return self._begin([_ReadyCall(exchange, target.result, root)], _only, timeout)
 
     # ----------------------------------------------------------------------------------------------- messages

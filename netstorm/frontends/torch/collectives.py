@@ -109,7 +109,7 @@ class Exchanges:
             self._check(inputs, output, "scatter")
         text = f"scatter from rank {root} of {described(output)}"
         given = None if inputs is None else _bytes(inputs)
-        return self._of_group.scatter(text, array_of(output, Element.BYTES), given)
+        return self._of_group.scatter(text, array_of(output, Element.BYTES), given, root)
 
     def reduce_scatter(
         self,

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import NodeLost, NotAuthorised, ProtocolViolation
-from netstorm.kvstore.forms import ChunkLayout, Collective, Form, Key, Sum, UndeterminedForm
+from netstorm.kvstore.forms import Array, ChunkLayout, Collective, Form, Key, Sum, UndeterminedForm
 from netstorm.kvstore.operations import CollectiveCall, Operation, OperationQueue, Outbox
 from netstorm.kvstore.paths.routes import forwarded_send
 from netstorm.kvstore.rounds.bindings import Bindings
@@ -80,6 +81,7 @@ class Aggregation:
         completed_rounds: number of each round of a key that is complete here, until the owner of this object
             clears it.
         calls: reports collective calls that wait.
+        loans: what results under way refer to of the user's memory.
         techniques: all that this node has; see `Extension`.
         extensions: those that the job asks for.
         keys: those that the scheduler has numbered, by number.
@@ -102,6 +104,7 @@ class Aggregation:
         self.topology_requests: Final = TopologyRequests()
         self.completed_rounds: Final[list[int]] = []
         self.calls: Final = WaitingCalls()
+        self.loans: Final = Loans()
         self.techniques: tuple[Extension, ...] = ()
         self.extensions: tuple[Extension, ...] = ()
         self.rank: Final = rank
@@ -400,7 +403,12 @@ class Aggregation:
         elif plan.reduce_parent[tree] < 0:
             for extension in round.extensions:
                 extension.completed(round, chunk)
-            result = total.to_keep()
+            own = round.lendable(chunk, total)
+            result: Buffer | None
+            if own is None or round.operation is None:
+                result = total.to_keep()
+            else:
+                result = self.loans.lend(round.operation, own)
             self.send_down(round, chunk, result, way=(plan, tree), contributors=expected)
             self.deliver(round, chunk, result, expected)
         else:
@@ -555,10 +563,16 @@ class Aggregation:
         if operation is None:
             return
         self.counters.add("rounds")
-        if operation.call is not None:
-            self.calls.remove(operation)
         if not operation.for_others:
             self.completed_rounds.append(round.round)
+        if error is None and operation.lent:
+            self.loans.ending[operation] = None
+        else:
+            self._complete(operation, error)
+
+    def _complete(self, operation: Operation, error: NodeLost | None) -> None:
+        if operation.call is not None:
+            self.calls.remove(operation)
         self.outbox.complete(operation.done, error)
 
     # ---------------------------------------------------------------------------- parts that are on their way
@@ -616,6 +630,7 @@ class Aggregation:
         for round in self.rounds.values():
             if round.operation is not None:
                 yield round.operation
+        yield from self.loans.ending
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -623,11 +638,16 @@ class Aggregation:
             extension.tick(now)
         self.calls.tick(now)
         self.topology_requests.tick(now)
+        if self.loans.returned:
+            for operation in self.loans.take_ended():
+                self._complete(operation, None)
         if self._changed:
             self.advance(())
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
+        if self.loans.returned:
+            return -math.inf
         due = min(self.calls.next_tick(), self.topology_requests.due)
         return min(due, *(extension.next_tick() for extension in self.extensions)) if self.extensions else due
 
@@ -639,6 +659,7 @@ class Aggregation:
         self.rounds.clear()
         self.topology_requests.clear()
         self.early.clear()
+        self.loans.ending.clear()
         for technique in self.techniques:
             technique.clear()
         for operation in operations:
@@ -647,6 +668,8 @@ class Aggregation:
     def waiting_text_of(self, operation: Operation) -> str:
         """Return what an operation waits for, for a person."""
         round = self.rounds.get((operation.key.identity, operation.round))
+        if operation in self.loans.ending:
+            return f"{operation}: other ranks have not received all of this rank's values"
         if round is None or round.operation is None:
             return f"{operation}: not begun; it waits for earlier rounds, or for the scheduler's answer"
         return f"{operation}: {round.waiting_text()}"
@@ -875,6 +898,41 @@ class EarlyParts:
         for key in list(self.by_key):
             self.take(key)
         self._waiting.all_ready()
+
+
+# The user's memory that results under way refer to.
+#
+# A root that alone has contributed to a chunk, as that of a broadcast, need not copy it: what it sends is the
+# user's own memory. Its operation ends once nothing refers to that any more, wherever that was: when every
+# child has acknowledged it, or was sent a copy.
+
+
+class Loans:
+    """What one node has lent.
+
+    Attributes:
+        ending: operations whose rounds are complete, of which something is still lent; in order.
+        returned: of which a chunk is lent no more; appended to on any thread.
+    """
+
+    def __init__(self) -> None:
+        self.ending: Final[dict[Operation, None]] = {}
+        self.returned: Final[deque[Operation]] = deque()
+
+    def lend(self, operation: Operation, values: Array) -> Buffer:
+        """Return a payload that is this rank's own values of a chunk, a view that nobody else has."""
+        operation.lent += 1
+        weakref.finalize(values, self.returned.append, operation).atexit = False
+        return values.data
+
+    def take_ended(self) -> Iterator[Operation]:
+        """Yield the operations of which nothing is lent any more, and that have only waited for this."""
+        while self.returned:
+            operation = self.returned.popleft()
+            operation.lent -= 1
+            if not operation.lent and operation in self.ending:
+                del self.ending[operation]
+                yield operation
 
 
 # Collective calls that wait, for the scheduler to compare: ranks whose calls differ wait for each other.

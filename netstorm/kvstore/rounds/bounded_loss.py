@@ -192,6 +192,8 @@ _Late: TypeAlias = list[tuple[Round, int, OpenChunk]]
 class BoundedLoss(Extension):
     """The rounds of one node that may end without some contributions."""
 
+    keeps_results = True
+
     def __init__(self, rounds: Aggregation) -> None:
         self._rounds: Final = rounds
         self._new: Final[list[Owner]] = []

@@ -8,9 +8,20 @@ from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 
 from netstorm.errors import NodeLost
-from netstorm.kvstore.forms import ChunkLayout, ChunkSum, Form, Key, Sum, Values, ZeroSum
+from netstorm.kvstore.forms import (
+    Array,
+    ChunkLayout,
+    ChunkSum,
+    Collective,
+    Form,
+    Key,
+    Sum,
+    Values,
+    ZeroSum,
+)
 from netstorm.kvstore.operations import Operation
 from netstorm.protocol.codecs import UNDETERMINED_FORM, Element
 from netstorm.protocol.frames import Buffer, Peer, ranks_in
@@ -66,6 +77,9 @@ class Extension:
     """
 
     __slots__ = ()
+
+    keeps_results = False
+    """It keeps results of the rounds that it takes part in, for longer than their operation."""
 
     # -------------------------------------------------------------------------------------- of all techniques
 
@@ -185,6 +199,12 @@ class Extension:
         """All that has no result is summed anew: a new view begins."""
 
 
+_LEAST_LENT: Final = 4 * 2**20
+"""Bytes of a round from which on its root waits until all have its values, instead of copying them."""
+
+_LEAST_LENT_CHUNK: Final = 65_536
+"""Bytes of a chunk that is not copied: acknowledgements of smaller ones may wait (`Session`)."""
+
 SENT: Final = ChunkSum(Element.FLOAT32)
 """Stands for a sum that has gone to the parent: all its contributors have been counted."""
 SENT.contributors = -1
@@ -296,9 +316,9 @@ class Round:
         return total is not None and bool(total.contributors & ~(1 << self.plan.rank))
 
     def own_values(self, chunk: int) -> Values | None:
-        """Return this rank's contribution to a chunk, in the round's form; None: zeros."""
+        """Return what this rank contributes to a chunk, in the round's form; None: zeros, or unwanted."""
         operation = self.operation
-        if operation is None or operation.source is None:
+        if operation is None or operation.source is None or self.receivers_of(chunk) == 0:
             return None
         if operation.from_lowest:
             everybody = self.plan_of(chunk).everybody
@@ -306,6 +326,34 @@ class Round:
                 return None
         start, end = self.layout.bounds[chunk]
         return self.form.own(operation.source, start, end)
+
+    def own_copy(self, chunk: int, contributors: int) -> Array | None:
+        """Return the result of a chunk if it is what this rank has contributed, a view of the user's memory:
+        one of values that are copied, which does not come back to the rank that has them.
+        """
+        operation, form = self.operation, self.form
+        if operation is None or not isinstance(form, Collective) or not form.copies:
+            return None
+        if operation.source is None or not contributors >> self.plan.rank & 1:
+            return None
+        return form.own(operation.source, *self.layout.bounds[chunk])
+
+    def lendable(self, chunk: int, total: Sum) -> Array | None:
+        """Return the result of a chunk of which this rank is the root if it may be sent from the user's
+        memory: nobody else has contributed, nothing is written there, and nothing keeps it when the operation
+        has ended.
+        """
+        own = total.alone if isinstance(total, ChunkSum) else None
+        if own is None or own.nbytes * len(self.results) < _LEAST_LENT or own.nbytes < _LEAST_LENT_CHUNK:
+            return None
+        operation = self.operation
+        assert operation is not None
+        if any(extension.keeps_results for extension in self.extensions):
+            return None
+        target = operation.destination
+        if target is not None:
+            target = self.form.own(target, *self.layout.bounds[chunk])
+        return own if target is None or not np.may_share_memory(target, own) else None
 
     def receivers_of(self, chunk: int) -> int | None:
         """Return the bit set of the ranks that want a chunk's result; None: all."""
@@ -337,6 +385,8 @@ class Round:
         operation.record_result(chunk, contributors)
         start, end = self.layout.bounds[chunk]
         if operation.destination is not None:
+            if payload is None:
+                payload = self.own_copy(chunk, contributors)
             self.form.write(operation.destination, start, end, payload, contributors)
         if operation.loss is not None and contributors >> self.plan.rank & 1:
             operation.record_counted(start, end)

@@ -59,6 +59,8 @@ class ViewChanges(Extension):
         caught_up: this rank was silent, and now waits for the same round as the others; not reported yet.
     """
 
+    keeps_results = True
+
     def __init__(self, rounds: Aggregation) -> None:
         self.kept: Final = KeptResults()
         self.version = -1
@@ -325,11 +327,14 @@ class ViewChanges(Extension):
 
     def delivers(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
         """Keep a result that others may need, and drop those that nobody needs any more."""
+        own = round.own_copy(chunk, contributors) if payload is None else None
+        if own is not None:
+            payload = own.copy()
         self.kept.add(
             round.key.identity,
             round.round,
             chunk,
-            KeptResult(payload, contributors) if round.wants_result(chunk) else None,
+            KeptResult(payload, contributors) if own is not None or round.wants_result(chunk) else None,
             form=round.form,
             call=round.call,
             settled=self._settled(round, chunk, contributors),

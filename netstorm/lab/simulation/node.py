@@ -151,7 +151,8 @@ class SimulatedNode:
     ) -> tuple[Pending, Operation]:
         """Make a call as `call` does; return its operation, too, which says who has contributed."""
         pending = Pending(self.timeline, f"rank {self.rank}: {exchange.text} of group {group.name!r}")
-        pending.collect_with(lambda: np.concatenate([got for got in exchange.destination if got is not None]))
+        targets = [got for got in exchange.destination if got is not None] or [np.empty(0, np.uint8)]
+        pending.collect_with(lambda: np.concatenate(targets))
         operation = group.operation(exchange, pending.done, timeout_s)
         self.pending.append(pending)
         self.process.call(lambda now: self.machine.submit(operation, now))

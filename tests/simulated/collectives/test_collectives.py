@@ -87,7 +87,7 @@ def test_only_receivers_get_the_payload_of_a_result() -> None:
     groups = groups_of(cluster, "g", (0, 1, 2, 3))
     before = {rank: cluster.traffic(0, rank) for rank in (1, 2, 3)}
     values = np.ones(20_000, np.float32)
-    exchanges = {rank: all_reduce(values, Element.FLOAT32, receivers=(2,)) for rank in range(4)}
+    exchanges = {rank: all_reduce(values, Element.FLOAT32, receivers=(1 << 2,)) for rank in range(4)}
     calls = make_calls(cluster, groups, exchanges)
     cluster.run_until_ended(list(calls.values()), 60.0)
     assert (calls[2].result() == 4).all()

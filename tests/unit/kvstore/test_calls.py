@@ -70,8 +70,8 @@ def test_a_group_of_all_ranks_names_no_members_and_others_name_them_in_order() -
 
 def test_receivers_are_counted_within_the_group() -> None:
     calls, _ = calls_of((4, 1), 6)
-    operation = calls.operation(exchange(1, receivers=(0,)), print)
-    assert operation.receivers == (1 << 4,)
+    operation = calls.operation(exchange(1, receivers=(0b01, 0b11, 0)), print)
+    assert operation.receivers == (1 << 4, 1 << 4 | 1 << 1, 0)
 
 
 def test_error_messages_show_the_call() -> None:

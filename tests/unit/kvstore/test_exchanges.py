@@ -30,12 +30,16 @@ def test_each_collective_gives_and_takes_what_the_table_says(rank):
     total = (Reduction.SUM, Element.UINT8)
     at_root = ROWS if is_root else None
     assert parts(reduced("", MINE, MINE, *total)) == ([True], [True], ())
-    assert parts(made.reduce("", MINE, MINE, *total, root=root)) == ([True], [is_root], (root,))
-    assert parts(made.broadcast("", MINE, root)) == ([is_root], [not is_root], ())
-    assert parts(made.all_gather("", MINE, ROWS)) == (own, every, ())
-    assert parts(made.gather("", MINE, at_root, root)) == (own, every if is_root else none, (root,) * SIZE)
-    assert parts(made.scatter("", MINE, at_root)) == (every if is_root else none, own, (0, 1, 2))
-    assert parts(made.reduce_scatter("", MINE, ROWS, *total)) == (every, own, (0, 1, 2))
+    assert parts(made.reduce("", MINE, MINE, *total, root=root)) == ([True], [is_root], (0b010,))
+    assert parts(made.broadcast("", MINE, root)) == ([is_root], [not is_root], (0b101,))
+    assert parts(made.all_gather("", MINE, ROWS)) == (own, every, (0b110, 0b101, 0b011))
+    assert parts(made.gather("", MINE, at_root, root)) == (
+        *(own, every if is_root else none, (0b010, 0, 0b010)),
+    )
+    assert parts(made.scatter("", MINE, at_root, root)) == (
+        *(every if is_root else none, own, (0b001, 0, 0b100)),
+    )
+    assert parts(made.reduce_scatter("", MINE, ROWS, *total)) == (every, own, (0b001, 0b010, 0b100))
     for exchange in (made.broadcast("", MINE, root), made.all_gather("", MINE, ROWS)):
         assert (exchange.reduction, exchange.element, exchange.segment_bytes) == (
             *(Reduction.COPY, Element.BYTES, MINE.nbytes),

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from netstorm.errors import Closed, NodeLost, ProtocolViolation, UnevenRounds, UsageError
 from netstorm.kvstore.messages import (
+    LARGE_BYTES,
     MOST_WAITING,
     PIECE_BYTES,
     WAITING_BYTES,
-    WINDOW_PIECES,
+    WINDOW_BYTES,
     Arrivals,
     Arrived,
     Matching,
@@ -32,6 +33,7 @@ from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
 
 LARGE = 2 * PIECE_BYTES + 1
+WINDOW_PIECES = WINDOW_BYTES // PIECE_BYTES
 
 
 def policy_of(parents, version=0):
@@ -163,16 +165,19 @@ def test_a_large_message_is_offered_and_goes_in_pieces_when_it_is_received():
     assert receive.destination.tobytes() == values.tobytes()
 
 
-def test_a_window_of_pieces_is_under_way_at_most_and_it_moves():
+@pytest.mark.parametrize(
+    ("size", "window"),
+    [((3 * WINDOW_PIECES - 1) * PIECE_BYTES, WINDOW_PIECES), (LARGE_BYTES + 5, WINDOW_BYTES // 2**20)],
+)
+def test_a_window_of_pieces_is_under_way_at_most_and_it_moves(size, window):
     flight = Flight()
-    size = (3 * WINDOW_PIECES - 1) * PIECE_BYTES
     values = values_of(size)
     receive, send = flight.receive(1, 0, size), flight.send(0, 1, values)
     most = 0
     while flight.sent:
         most = max(most, flight.names().count("Piece"))
         flight.deliver()
-    assert most == WINDOW_PIECES
+    assert most == window
     assert flight.ended_well(send, receive)
     assert receive.destination.tobytes() == values.tobytes()
 

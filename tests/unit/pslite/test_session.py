@@ -794,6 +794,30 @@ def test_all_other_payloads_have_checksums(boots, hosts):
     assert found == [0xE3069283]
 
 
+@pytest.mark.parametrize(
+    ("boots", "sizes", "acknowledgements"),
+    [
+        ((7, 7), [100] * 5, 1),
+        ((7, 7), [100] * 130, 3),
+        ((7, 7), [100, 70_000, 100], 2),
+        ((7, 8), [100] * 5, 5),
+    ],
+    ids=["few", "many", "a large one", "on two machines"],
+)
+def test_little_within_one_machine_is_acknowledged_together_and_soon(boots, sizes, acknowledgements):
+    world, here, there = world_of(*boots)
+    seen = wire_tap(world)
+    here.send(there, part(999), b"x", BULK)
+    world.run(1)
+    seen.clear()
+    for number, size in enumerate(sizes):
+        here.send(there, part(number), b"x" * size, BULK)
+        world.run(0.0001)
+    world.run(0.05)
+    assert kinds(seen, "127.0.0.1").count("Ack") == acknowledgements
+    assert here.endpoint.idle()
+
+
 def test_a_payload_without_a_checksum_is_asked_for_again_where_it_must_have_one():
     world, here, there = world_of(0, 0)
     transmit = here.van.transmit
