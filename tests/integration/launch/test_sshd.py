@@ -96,7 +96,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def two_hosts(launcher: Launcher, server: Server) -> Launcher:
+def two_hosts(launcher, server):
     """The launcher, whose nodes are on two hosts that are this one."""
     (launcher.folder / "hosts").write_text(
         "tokyo slots=2 site=east address=127.0.0.1\nparis site=west address=127.0.0.2\n"
