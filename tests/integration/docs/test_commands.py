@@ -22,8 +22,8 @@ from tests.integration.jobs import run_netstorm
 
 _OTHERS: Final = frozenset((
     "apt-get", "bash", "cd", "chmod", "cp", "curl", "cut", "exec", "git", "hostname", "kubectl", "mkdir",
-    "openssl", "ping", "pip", "printf", "rm", "sbatch", "scp", "ssh", "srun", "systemctl", "tc", "torchrun",
-    "umask", "wait",
+    "openssl", "ping", "pip", "printf", "rm", "salloc", "sbatch", "scp", "ssh", "srun", "systemctl", "tc",
+    "torchrun", "umask", "wait",
 ))  # fmt: skip
 """Programs that are not ours: nothing is checked of them but where they run ours."""
 
@@ -83,7 +83,10 @@ def check(words: list[str]) -> None:
         return
     program, *rest = words
     program = program.removeprefix(".venv/bin/")
-    if program in ("sudo", "nsenter", "ssh", "srun", "mpirun") and (ours := _begin_of_ours(rest)) is not None:
+    if (
+        program in ("sudo", "nsenter", "salloc", "ssh", "srun", "mpirun")
+        and (ours := _begin_of_ours(rest)) is not None
+    ):
         check(rest[ours:])
     elif program == "netstorm":
         check_netstorm(rest)
