@@ -239,10 +239,8 @@ def test_network_files_trees_and_host_files_of_the_pages_are_read():
             parse_network(block.text, block.name)
         elif block.language == "yaml" and "trees:" in block.text:
             parse_topology(block.text, load_network(ROOT / "examples/networks/four_sites.yaml"), block.name)
-        elif block.language == "yaml" and "kind:" in block.text:
-            (container,) = yaml.safe_load(block.text)["spec"]["template"]["spec"]["containers"]
-            values = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-            check_variables(values | {"NETSTORM_KEY_FILE": ""})
+        elif block.language == "yaml" and "resources:" in block.text:
+            assert all((ROOT / folder).is_dir() for folder in yaml.safe_load(block.text)["resources"])
         elif re.search(r"^\S+ +(site|slots|rank|address)=", block.text, re.MULTILINE):
             place(block.text, block.name)
         elif block.language != "text" and not block.not_run:
