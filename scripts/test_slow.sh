@@ -12,6 +12,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then
     install_packages "The dashboard's tests need a browser" chromium chromium-driver || true
 fi
+
+# `netstorm launch --hosts` and `--slurm` are run with the real ones; tests say so if there is none.
+if ! command -v /usr/sbin/sshd >/dev/null || ! command -v /usr/sbin/slurmctld >/dev/null; then
+    install_packages "The launchers' tests need an SSH server and Slurm" \
+        openssh-server munge slurm-client slurmctld slurmd || true
+fi
 make_venv "${EXTRAS:-mxnet,torch,dev}"
 PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile NetStorm anew

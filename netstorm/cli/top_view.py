@@ -79,6 +79,7 @@ def _head(status: JobStatus) -> Iterator[Text]:
         else f"  {sum(node.state != 'left' for node in status.nodes)} nodes",
         f", {status.keys.count} keys, {size_text(status.keys.bytes)}" if status.keys.count else "",
         f", up {_ago(status.age_s)}",
+        "" if status.cost_an_hour is None else f", traffic costs {status.cost_an_hour:.3g} an hour",
         f", plans with {status.link_share:.0%} of each link" if status.link_share < 1 else "",
         (f"   scheduler {status.scheduler}, this at {status.http}", "dim"),
         overflow="ellipsis",

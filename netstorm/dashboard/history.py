@@ -118,6 +118,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Source, target, reason, for how long."""
     keys: KeysStatus
     goodput: float | None = None
+    cost: float | None = None
+    """Of an hour's traffic at the present rates, in the network file's currency."""
     share: float = 1.0
     view: str = ""
     jobs: tuple[JobLine, ...] = ()
@@ -294,6 +296,7 @@ def frame_of(status: JobStatus) -> Frame:
         ],
         keys=status.keys,
         goodput=_short(goodput),
+        cost=_short(status.cost_an_hour),
         share=status.link_share,
         view=_view(status),
         jobs=status.jobs,

@@ -30,6 +30,7 @@ from netstorm.scheduler.status import (
     ViewChangeStatus,
     ViewStatus,
 )
+from netstorm.scheduler.traffic_cost import cost_an_hour
 from netstorm.topology.policy import Policy
 
 __all__ = ["build_status", "job_line", "metrics", "metrics_of_several"]
@@ -48,6 +49,8 @@ def build_status(snapshot: JobSnapshot, *, time: float, scheduler: str = "", htt
         http: HOST:PORT at which the status is served.
     """
     now = snapshot.now
+    nodes = tuple(_node(node, now) for node in snapshot.nodes)
+    policy = _policy(snapshot.policy, now - snapshot.policy_since, snapshot.considered)
     return JobStatus(
         time=time,
         job=snapshot.job,
@@ -58,8 +61,8 @@ def build_status(snapshot: JobSnapshot, *, time: float, scheduler: str = "", htt
         text=snapshot.text,
         age_s=now - snapshot.started_at,
         num_workers=snapshot.num_workers,
-        nodes=tuple(_node(node, now) for node in snapshot.nodes),
-        policy=_policy(snapshot.policy, now - snapshot.policy_since, snapshot.considered),
+        nodes=nodes,
+        policy=policy,
         former=tuple(
             FormerPolicy(
                 version=policy.version,
@@ -86,6 +89,9 @@ def build_status(snapshot: JobSnapshot, *, time: float, scheduler: str = "", htt
         routed_pairs=tuple(sorted(snapshot.routed)),
         crowded=snapshot.contended,
         view=None if snapshot.view is None else _view(snapshot.view, now),
+        cost_an_hour=None
+        if snapshot.planned is None
+        else cost_an_hour(snapshot.planned, nodes, policy.trees),
     )
 
 
@@ -322,6 +328,9 @@ def _job(status: JobStatus) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "netstorm_view_silent", "Members without the job's state.", value=len(status.view.silent)
         )
+    if status.cost_an_hour is not None:
+        about = "Of the traffic at its present rates, by the network file's prices."
+        yield GaugeMetricFamily("netstorm_job_cost_per_hour", about, value=status.cost_an_hour)
     shares = GaugeMetricFamily("netstorm_tree_share_ratio", "Part of all data.", labels=["tree", "root"])
     for number, tree in enumerate(policy.trees):
         shares.add_metric([str(number), str(tree.root)], tree.share)

@@ -754,6 +754,7 @@ class SchedulerMachine:
             routed=frozenset() if awareness is None else awareness.collector.routed,
             contended=awareness is not None and awareness.collector.contended,
             view=None if job is None else _view(job, options),
+            planned=None if self._planned is None else self._planned.network,
         )
 
     def _node_snapshots(self, job: Job, now: float) -> tuple[NodeSnapshot, ...]:

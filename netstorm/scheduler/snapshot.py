@@ -18,7 +18,7 @@ from typing import Final
 
 from netstorm.protocol.messages import KeySpec, LinkMeasure, Measured, Member, NodeStatus, PeerGone
 from netstorm.scheduler.awareness import FailedLinkRecord, LinkEstimate
-from netstorm.topology.network import Node
+from netstorm.topology.network import Network, Node
 from netstorm.topology.policy import Policy
 
 __all__ = [
@@ -123,6 +123,8 @@ class JobSnapshot:
     """Of a job that nodes may leave and join."""
     contended: bool = False
     """Links were measured to carry less under contention."""
+    planned: Network | None = None
+    """The network file's, by whose prices traffic is billed."""
 
 
 # The phases of a job, and its outcome.

@@ -250,3 +250,5 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of a job that nodes may leave and join; null: of any other job."""
     crowded: bool = False
     """Links were measured to carry less under contention: they share lines, with known rates or not."""
+    cost_an_hour: float | None = None
+    """Of the traffic at its present rates, by the prices of the network file and in its currency."""

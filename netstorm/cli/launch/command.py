@@ -1,12 +1,12 @@
-"""`netstorm launch`: the scheduler and all nodes of a job, on this machine or through ssh on others."""
+"""`netstorm launch`: scheduler and nodes of a job, on this machine, or on others through ssh or Slurm."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,15 @@ from typing import Annotated, Final
 
 import typer
 
-from netstorm.cli.launch.hosts import as_ssh_takes_it, check_host, passed_on, read_hostfile, ssh_job
+from netstorm.cli.launch.hosts import (
+    Placement,
+    as_ssh_takes_it,
+    check_host,
+    passed_on,
+    read_hostfile,
+    remote_job,
+    through_ssh,
+)
 from netstorm.cli.launch.job import (
     LaunchedJob,
     find_command,
@@ -33,6 +41,7 @@ from netstorm.cli.launch.local_job import (
 )
 from netstorm.cli.launch.output import Console, open_standard_streams
 from netstorm.cli.launch.shutdown import Shutdown
+from netstorm.cli.launch.slurm import meeting_place, placements_in, through_srun
 from netstorm.cli.launch.variables import KEY_FILE, RESERVED, check_port, fresh_or_given, hold_key
 from netstorm.cli.support import exit_on_usage_error, split_address
 from netstorm.errors import UsageError
@@ -59,7 +68,8 @@ def launch(
             metavar="PORT",
             min=0,
             max=65535,
-            help="The scheduler's TCP port. Default: any free port; with --hosts DMLC_PS_ROOT_PORT.",
+            help="The scheduler's TCP port. Default: any free port; with --hosts DMLC_PS_ROOT_PORT; with "
+            "--slurm one that follows from the allocation's number.",
             show_default=False,
         ),
     ] = None,
@@ -122,11 +132,19 @@ def launch(
             "[rank=R] [address=ADDRESS]; # begins a comment.",
         ),
     ] = None,
+    slurm: Annotated[
+        bool,
+        typer.Option(
+            "--slurm",
+            help="Run on the nodes of this Slurm allocation (sbatch, salloc): as many ranks as it has tasks.",
+        ),
+    ] = False,
     scheduler: Annotated[
         str | None,
         typer.Option(
             metavar="HOST",
-            help="With --hosts: host of the scheduler; default: the first. With --wan: its rank; default: 0.",
+            help="With --hosts or --slurm: host of the scheduler; default: the first. With --wan: its rank; "
+            "default: 0.",
         ),
     ] = None,
     join: Annotated[
@@ -148,7 +166,8 @@ def launch(
     python: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="With --hosts: interpreter that has NetStorm. Default: this one's path."
+            metavar="PATH",
+            help="With --hosts or --slurm: interpreter that has NetStorm. Default: this one's path.",
         ),
     ] = None,
     ssh: Annotated[
@@ -181,12 +200,13 @@ def launch(
       netstorm launch -n 4 -- python train.py --epochs 3
       netstorm launch -n 4 --site a,a,b,b --topology star -- python train.py
       netstorm launch --hosts cluster.txt -- python train.py
+      netstorm launch --slurm -- python train.py
       netstorm launch --wan network.yaml -- python train.py
       netstorm launch -n 2 --join 127.0.0.1:9091 --job mine -- python train.py
 
     Each node runs COMMAND with the DMLC_* variables of its rank, and those of PyTorch (RANK, WORLD_SIZE,
-    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). PyTorch's rank 0 listens on a free port, with
-    --hosts 1000 above the scheduler's, or at --env MASTER_PORT=PORT. Output lines are printed after the rank.
+    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). PyTorch's rank 0 listens on a free port, on other
+    hosts 1000 above the scheduler's, or at --env MASTER_PORT=PORT. Output lines are printed after the rank.
     Unless OMP_NUM_THREADS is set, the nodes of a machine share its cores equally: N processes with a thread
     for each core would slow each other down.
 
@@ -203,8 +223,8 @@ def launch(
     without a node that has failed more often the job goes on as long as MIN are left. A job that is not
     elastic cannot go on without a node: all its processes are started again, up to N times, and scripts
     resume from their checkpoints. A scheduler that is killed is started again alone, and goes on from its log
-    (NETSTORM_STATE_DIR; with --hosts only if that is set). NETSTORM_RESTART says how often a node was started
-    again.
+    (NETSTORM_STATE_DIR; on other hosts only if that is set). NETSTORM_RESTART says how often a node was
+    started again.
 
     The exit code is that of the first failure (128 + the signal if a signal killed the node), 130 after
     Ctrl-C, 143 after SIGTERM unless all nodes then end with exit code 0, 78 if no process has joined the job,
@@ -228,6 +248,7 @@ def launch(
                 prefixes=not no_prefix,
                 log_folder=log_dir,
                 hosts=hosts,
+                slurm=slurm,
                 scheduler_host=scheduler,
                 python=python,
                 ssh=ssh,
@@ -271,6 +292,7 @@ class LaunchArguments:
     python: str | None
     ssh: str | None
     with_scheduler: bool
+    slurm: bool = False
     wan: Path | None = None
     ipv6: bool = False
     join: str | None = None
@@ -295,18 +317,24 @@ class LaunchArguments:
             self._check_join()
         variables = self._all_variables()
         key = fresh_or_given(child_environment(None, **variables), with_scheduler=self.with_scheduler)
-        if key is not None and self.hosts is None:
+        if self.slurm and (self.hosts is not None or self.wan is not None):
+            raise UsageError("--slurm runs on the allocation's nodes: it goes with neither --hosts nor --wan")
+        if key is not None and not self._is_remote:
             variables[KEY_FILE] = hold_key(key.file_text())
         if self.wan is not None:
             return self._run_in_a_wan(self.wan, variables, scratch)
         if self.ipv6:
             raise UsageError("--ipv6 is for --wan: elsewhere the hosts' addresses and names decide")
         job = (
-            self._local(variables, scratch)
-            if self.hosts is None
-            else self._remote(variables, self.hosts, None if key is None else key.file_text())
+            self._remote(variables, None if key is None else key.file_text())
+            if self._is_remote
+            else self._local(variables, scratch)
         )
         return self._run(job, variables, scratch)
+
+    @property
+    def _is_remote(self) -> bool:
+        return self.slurm or self.hosts is not None
 
     def _run(
         self, job: LaunchedJob, variables: dict[str, str], scratch: Path, *, spare: Collection[int] = ()
@@ -326,7 +354,7 @@ class LaunchArguments:
         def attempt(count: int) -> Shutdown:
             state = None
             if self.restarts and job.scheduler is not None:
-                state = state_folder(environment, scratch, count, is_local=self.hosts is None)
+                state = state_folder(environment, scratch, count, is_local=not self._is_remote)
             shutdown = Shutdown(
                 job.size,
                 grace_s=self.grace_s,
@@ -354,7 +382,7 @@ class LaunchArguments:
 
     def _has_dashboard(self) -> bool:
         """Return whether to serve a page: by default for a person, who would see its address."""
-        here = self.with_scheduler and self.hosts is None and self.wan is None
+        here = self.with_scheduler and not self._is_remote and self.wan is None
         installed = all(find_spec(name) is not None for name in ("starlette", "uvicorn"))
         if self.dashboard is None:
             return here and installed and not self.quiet and all(map(os.isatty, (1, 2)))
@@ -400,7 +428,9 @@ class LaunchArguments:
     def _refuse_host_options(self, *options: tuple[str, str | None]) -> None:
         for option, value in options:
             if value is not None:
-                raise UsageError(f"--{option} is for --hosts: without it everything runs on this machine")
+                raise UsageError(
+                    f"--{option} is for --hosts or --slurm: without one everything runs on this machine"
+                )
 
     def _check_join(self) -> None:
         """Refuse options of a scheduler, which is not started here."""
@@ -444,28 +474,32 @@ class LaunchArguments:
             ready_file=scratch / "scheduler" if self.with_scheduler else None,
         )
 
-    def _remote(self, variables: dict[str, str], hosts: Path, key: str | None) -> LaunchedJob:
-        if self.sites:
-            raise UsageError("--site: with --hosts sites are written in the host file, as site=NAME")
+    def _remote(self, variables: dict[str, str], key: str | None) -> LaunchedJob:
         if self.port == 0:
             raise UsageError(
                 "--port 0: nodes on other hosts must know the port before the scheduler chooses one"
             )
-        placements = read_hostfile(hosts)
+        environment = child_environment(None, **variables)
+        connect, placements = self._placements(environment)
         if self.nodes is not None and self.nodes != len(placements):
-            raise UsageError(f"-n {self.nodes}: {hosts} has {len(placements)} nodes; leave -n out")
+            where = "the allocation" if self.hosts is None else self.hosts
+            raise UsageError(f"-n {self.nodes}: {where} has {len(placements)} nodes; leave -n out")
+        settings = _settings_of_rank_0(environment, len(placements))
         scheduler_host, port = self.scheduler_host, self.port
         if self.join is not None:
             scheduler_host, port = split_address(self.join, "--join")
         elif scheduler_host is not None:
             check_host(scheduler_host, "--scheduler")
             scheduler_host = as_ssh_takes_it(scheduler_host)
-        environment = child_environment(None, **variables)
-        ssh = shlex.split(self.ssh or "ssh") or ["ssh"]
-        find_command(ssh, Path.cwd(), environment)
+        if self.slurm and self.join is None:
+            own_port, job = meeting_place(environment)
+            if settings.source("scheduler_port") == "default":
+                port = port or own_port
+            if settings.source("job") == "default":
+                variables["NETSTORM_JOB"] = job
         if not self.command:
             find_command(self.command, self.folder, environment)
-        return ssh_job(
+        return remote_job(
             placements=placements,
             command=self.command,
             folder=str(self.folder),
@@ -473,11 +507,31 @@ class LaunchArguments:
                 name: value for name, value in passed_on(environment, variables).items() if name != KEY_FILE
             },
             scheduler_host=scheduler_host,
-            port=port or _settings_of_rank_0(environment, len(placements)).scheduler_port,
+            port=port or settings.scheduler_port,
             python=self.python or sys.executable,
-            ssh=ssh,
+            connect=connect,
             with_scheduler=self.with_scheduler,
             key=key,
+            is_ssh=not self.slurm,
+        )
+
+    def _placements(
+        self, environment: Mapping[str, str]
+    ) -> tuple[Callable[[str, Sequence[str]], tuple[str, ...]], tuple[Placement, ...]]:
+        """Return how hosts are reached, and which rank runs on which."""
+        if self.hosts is not None:
+            if self.sites:
+                raise UsageError("--site: with --hosts sites are written in the host file, as site=NAME")
+            ssh = shlex.split(self.ssh or "ssh") or ["ssh"]
+            find_command(ssh, Path.cwd(), environment)
+            return partial(through_ssh, ssh), read_hostfile(self.hosts)
+        if self.ssh is not None:
+            raise UsageError("--ssh is for --hosts: with --slurm srun starts all processes")
+        find_command(through_srun("", ()), Path.cwd(), environment)
+        placements = placements_in(environment)
+        sites = self._sites(len(placements))
+        return through_srun, tuple(
+            replace(placement, site=site) for placement, site in zip(placements, sites, strict=True)
         )
 
     def _all_variables(self) -> dict[str, str]:
@@ -499,7 +553,7 @@ class LaunchArguments:
         if self.topology is not None:
             variables["NETSTORM_TOPOLOGY"] = self.topology
         if self.network is not None:
-            if self.hosts is None and not self.network.is_file():
+            if not self._is_remote and not self.network.is_file():
                 raise UsageError(f"--network {self.network}: no such file")
             variables["NETSTORM_NETWORK"] = str(self.network.absolute())
         return variables

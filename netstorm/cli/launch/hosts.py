@@ -1,5 +1,5 @@
-"""Jobs on several hosts, through ssh, and the host files that say which node runs where. A new option of a
-host belongs here.
+"""Jobs on several hosts, through ssh or Slurm, and the host files that say which node runs where. A new
+option of a host belongs here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,20 @@ from netstorm.errors import UsageError
 from netstorm.settings import FOREIGN_VARIABLES, child_environment, declarations
 from netstorm.topology.files import MAX_NODES
 
-__all__ = ["OPTIONS", "as_ssh_takes_it", "check_host", "passed_on", "place", "read_hostfile", "ssh_job"]
+__all__ = [
+    "OPTIONS",
+    "Placement",
+    "as_ssh_takes_it",
+    "check_host",
+    "passed_on",
+    "place",
+    "read_hostfile",
+    "remote_job",
+    "through_ssh",
+]
 
 
-# A job on several hosts, through ssh.
+# A job on several hosts, through ssh or another program that connects standard input and output.
 #
 # Nothing is installed or left on the hosts, and only the name of the interpreter passes through a shell.
 
@@ -48,7 +58,12 @@ def passed_on(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[
     return {name: environment[name] for name in wanted if environment.get(name)} | dict(given)
 
 
-def ssh_job(
+def through_ssh(ssh: Sequence[str], host: str, words: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that runs `words` on a host; `ssh` are its first words."""
+    return (*ssh, *OPTIONS, host, shlex.join(words))
+
+
+def remote_job(
     *,
     placements: Sequence[Placement],
     command: Sequence[str],
@@ -57,9 +72,10 @@ def ssh_job(
     scheduler_host: str | None,
     port: int,
     python: str,
-    ssh: Sequence[str],
+    connect: Callable[[str, Sequence[str]], tuple[str, ...]],
     with_scheduler: bool,
     key: str | None = None,
+    is_ssh: bool = True,
 ) -> LaunchedJob:
     """Return a job of a scheduler and nodes on other hosts.
 
@@ -71,9 +87,10 @@ def ssh_job(
         scheduler_host: as ssh expects it; None: the first node's.
         port: the scheduler's.
         python: the hosts' interpreter that has NetStorm.
-        ssh: the first words of the ssh command.
+        connect: returns the command that runs some words on a host.
         with_scheduler: whether to start the scheduler.
         key: contents of the job's key file; None: it has none.
+        is_ssh: whether `connect` is ssh, which has an exit code of its own, and may leave processes behind.
 
     Raises:
         UsageError: nodes could not reach the scheduler, or a variable has a wrong value.
@@ -84,7 +101,7 @@ def ssh_job(
     address = known[0] if known else _without_user(host)
     _check_reachable(host, placements)
     nodes_on = Counter(placement.host for placement in placements)
-    remote = _Remote(tuple(ssh), python, variables, nodes_on, key)
+    remote = _Remote(connect, python, variables, nodes_on, key)
     nodes = []
     by_rank = sorted(placements, key=lambda placement: placement.rank)
     of_ranks = variables_of_nodes(
@@ -108,7 +125,7 @@ def ssh_job(
         nodes=lambda _: nodes,
         scheduler_at=(lambda _: scheduler) if with_scheduler else None,
         hosts={SCHEDULER: host} | {Member(placement.rank): placement.host for placement in placements},
-        is_remote=True,
+        is_remote=is_ssh,
     )
 
 
@@ -116,7 +133,7 @@ def ssh_job(
 class _Remote:
     """How processes are started on other hosts."""
 
-    ssh: tuple[str, ...]
+    connect: Callable[[str, Sequence[str]], tuple[str, ...]]
     python: str
     variables: Mapping[str, str]
     nodes_on: Mapping[str, int]
@@ -130,11 +147,11 @@ class _Remote:
         """Return a process that runs `words` on a host, with `own` variables besides the common ones."""
         merged = {**self.variables, **{name: str(value) for name, value in own.items()}}
         child_environment({}, **merged)  # checks the values here, or every host would report the same error
-        remote = shlex.join([self.python, "-m", "netstorm.cli.launch.remote"])
+        remote = [self.python, "-m", "netstorm.cli.launch.remote"]
         return Process(
             member=member,
-            supervisor=(*self.ssh, *OPTIONS, host, remote),
-            environment=child_environment(),
+            supervisor=self.connect(host, remote),
+            environment=child_environment(None, **dict.fromkeys(_LOCAL_ONLY)),  # srun hands it on
             start_message=start_message(
                 command=list(words),
                 folder=folder,

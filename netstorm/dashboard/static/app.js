@@ -120,6 +120,8 @@ function show() {
   element("tile-policy").textContent = String(frame.policy);
   element("tile-policy-about").textContent = `policy, for ${Format.elapsed(frame.since)}`;
   element("tile-failed").textContent = String(frame.failed.length);
+  element("cost").hidden = frame.cost === undefined;
+  element("tile-cost").textContent = frame.cost === undefined ? Format.none : String(frame.cost);
   sites = new Map(frame.nodes.map((node) => [node.rank, node.site]));
   nodes.show(frame.nodes);
   links.show(frame.links);

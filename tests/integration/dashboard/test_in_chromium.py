@@ -76,8 +76,9 @@ def test_a_policy_change_and_a_loss_appear_within_two_seconds_and_nothing_is_loa
     with scheduler.serve() as at, chromium.dashboard(tmp_path, "--scheduler", at) as address:
         open_page(browser, address)
         assert text_of(browser, "#tile-policy") == "1"
+        assert not browser.find_element("id", "cost").is_displayed()
         policy = replace(first.policy, version=2, reason="link 3→4 fell to <b>18 Mbit/s</b>")
-        scheduler.statuses = [changed := replace(first, policy=policy)]
+        scheduler.statuses = [changed := replace(first, policy=policy, cost_an_hour=1.25)]
         began = time.monotonic()
         wait_for(lambda: "Policy 2: link 3→4 fell to <b>18" in text_of(browser, "#events"), "the policy")
         assert time.monotonic() - began < 2.0
@@ -90,6 +91,7 @@ def test_a_policy_change_and_a_loss_appear_within_two_seconds_and_nothing_is_loa
         wait_for(lambda: "rank 8 is lost: no answer" in text_of(browser, "#events"), "the loss")
         assert time.monotonic() - began < 2.0
         assert text_of(browser, "#tile-nodes") == "8 of 9"
+        assert text_of(browser, "#tile-cost") == "1.25"
         assert not browser.execute_script("return document.querySelector('main b b')")  # a text stays a text
         assert complaints(browser) == []
         assert all(one.startswith(address) for one in requested(browser))

@@ -21,9 +21,9 @@ from tests.integration.docs.pages import ROOT, Block, blocks
 from tests.integration.jobs import run_netstorm
 
 _OTHERS: Final = frozenset((
-    "apt-get", "bash", "cd", "chmod", "cp", "curl", "cut", "exec", "git", "hostname", "kubectl", "mkdir",
-    "openssl", "ping", "pip", "printf", "rm", "sbatch", "scp", "ssh", "srun", "systemctl", "tc", "torchrun",
-    "umask", "wait",
+    "apt-get", "bash", "cd", "chmod", "cp", "curl", "cut", "exec", "git", "hostname", "jupyter", "kubectl",
+    "mkdir", "openssl", "ping", "pip", "printf", "rm", "salloc", "sbatch", "scp", "ssh", "srun",
+    "systemctl", "tc", "torchrun", "umask", "wait",
 ))  # fmt: skip
 """Programs that are not ours: nothing is checked of them but where they run ours."""
 
@@ -83,7 +83,10 @@ def check(words: list[str]) -> None:
         return
     program, *rest = words
     program = program.removeprefix(".venv/bin/")
-    if program in ("sudo", "nsenter", "ssh", "srun", "mpirun") and (ours := _begin_of_ours(rest)) is not None:
+    if (
+        program in ("sudo", "nsenter", "salloc", "ssh", "srun", "mpirun")
+        and (ours := _begin_of_ours(rest)) is not None
+    ):
         check(rest[ours:])
     elif program == "netstorm":
         check_netstorm(rest)
@@ -236,10 +239,8 @@ def test_network_files_trees_and_host_files_of_the_pages_are_read():
             parse_network(block.text, block.name)
         elif block.language == "yaml" and "trees:" in block.text:
             parse_topology(block.text, load_network(ROOT / "examples/networks/four_sites.yaml"), block.name)
-        elif block.language == "yaml" and "kind:" in block.text:
-            (container,) = yaml.safe_load(block.text)["spec"]["template"]["spec"]["containers"]
-            values = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-            check_variables(values | {"NETSTORM_KEY_FILE": ""})
+        elif block.language == "yaml" and "resources:" in block.text:
+            assert all((ROOT / folder).is_dir() for folder in yaml.safe_load(block.text)["resources"])
         elif re.search(r"^\S+ +(site|slots|rank|address)=", block.text, re.MULTILINE):
             place(block.text, block.name)
         elif block.language != "text" and not block.not_run:

@@ -12,6 +12,7 @@ from netstorm.cli.top_view import view
 from netstorm.protocol import messages as m
 from netstorm.scheduler.bound import Bound
 from netstorm.scheduler.build_status import build_status
+from netstorm.topology.files import parse_network
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree
@@ -58,6 +59,20 @@ def test_a_node_s_line_has_its_times_and_what_it_waits_for():
     assert words[:9] == ["1", "n1:4000", "site1", "0.0s", "41", "1.25s", "50%", "10Mbit/s", "7.5MB"]
     assert words[9] == "+50.00ms"
     assert "contributions of ranks [2]" in line
+
+
+def test_what_traffic_costs_an_hour_is_told_if_the_network_file_has_prices():
+    driven = running(2)
+    driven.say(1, report())
+    driven.now += 2.0
+    driven.say(1, report(bytes_sent=7_500_000))  # 4.5 GB an hour
+    links = "links: [{between: [0, 1], rate: 9Mbit}]"
+    dear = parse_network(f"nodes: {{0: {{}}, 1: {{price: 2/GB}}}}\n{links}", "file")
+    assert ", traffic costs 9 an hour" in shown(driven, 160, planned=dear)[0]
+    assert (
+        "costs"
+        not in shown(driven, 160, planned=parse_network(f"nodes: {{0: {{}}, 1: {{}}}}\n{links}", "file"))[0]
+    )
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])

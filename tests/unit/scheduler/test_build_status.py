@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import msgspec
@@ -157,6 +158,18 @@ def test_what_waits_at_a_node_is_seen_and_where_the_network_file_says_that_it_is
     assert [(node.site, node.lat, node.lon) for node in last] == [("oslo", 59.9, 10.8), ("rome", None, None)]
     assert all(node.queued is not None and node.queued >= 0 for node in last)
     assert status_of(running(2)).nodes[0].queued is None
+
+
+def test_what_traffic_costs_is_a_metric_if_there_are_prices():
+    network = parse_network("nodes: {0: {price: 2/GB}, 1: {}}\nlinks: [{between: [0, 1], rate: 9Mbit}]")
+    driven = running(2)
+    driven.say(0, report(bytes_sent=0))
+    driven.now += 1.0
+    driven.say(0, report(bytes_sent=10**6))  # 3.6 GB an hour
+    snapshot = driven.machine.snapshot(driven.now)
+    priced = build_status(dataclasses.replace(snapshot, planned=network), time=0.0)
+    assert priced.cost_an_hour == samples(priced)["netstorm_job_cost_per_hour",] == pytest.approx(7.2)
+    assert ("netstorm_job_cost_per_hour",) not in samples(status_of(driven))
 
 
 def test_a_policy_that_a_view_brings_begins_with_the_view():

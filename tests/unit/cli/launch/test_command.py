@@ -50,6 +50,8 @@ def launch(*words: str) -> tuple[int, str]:
         (["-n", "2", "--env", "NETSTORM_HUB=2", "--", "true"], "NETSTORM_HUB=2: expected a rank from 0 to 1"),
         (["-n", "2", "--scheduler", "tokyo", "--", "true"], "--scheduler is for --hosts"),
         (["-n", "2", "--ssh", "ssh", "--", "true"], "--ssh is for --hosts"),
+        (["--slurm", "--ssh", "ssh", "--", "true"], "--ssh is for --hosts: with --slurm srun"),
+        (["--slurm", "--hosts", "nowhere", "--", "true"], "it goes with neither --hosts nor --wan"),
         (
             ["-n", "2", "--log-dir", "/dev/null/x", "--", "true"],
             "--log-dir /dev/null/x: cannot be made",

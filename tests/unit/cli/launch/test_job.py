@@ -6,11 +6,12 @@ import json
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from netstorm.cli.launch.hosts import passed_on, place, ssh_job
+from netstorm.cli.launch.hosts import passed_on, place, remote_job, through_ssh
 from netstorm.cli.launch.job import CommandError, Process, find_command, start_message, state_folder
 from netstorm.cli.launch.local_job import local_job, users_environment
 from netstorm.cli.launch.remote import environment_here
@@ -60,10 +61,10 @@ def over_ssh(text: str = "tokyo\nalice@paris site=west", **changes):
         "scheduler_host": None,
         "port": 9091,
         "python": "/opt/my python/bin/python",
-        "ssh": ["ssh"],
+        "connect": partial(through_ssh, ["ssh"]),
         "with_scheduler": True,
     }
-    return ssh_job(**{**options, **changes})
+    return remote_job(**{**options, **changes})
 
 
 # -------------------------------------------------------------------------------------------- on this machine

@@ -1,0 +1,60 @@
+"""What a job's traffic costs, by the prices of links in the network file. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from netstorm.errors import Unreachable
+from netstorm.scheduler.status import NodeView, TreeStatus
+from netstorm.topology.network import Network, Rank
+
+__all__ = ["cost_an_hour"]
+
+
+def cost_an_hour(network: Network, nodes: Sequence[NodeView], trees: Sequence[TreeStatus]) -> float | None:
+    """Return what traffic at the nodes' present rates costs an hour, in the network file's currency.
+
+    Nodes say what they send, not to whom: it is divided among a node's links as trees divide the data. Where
+    all links out of a node have one price, as in clouds, that is exact.
+
+    Args:
+        network: whose links have prices, of 10⁹ bytes.
+        nodes: with the bit/s that they send.
+        trees: of the policy in force.
+
+    Returns:
+        None: no link has a price, or no node has said what it sends.
+    """
+    sending = {
+        node.rank: node.sending for node in nodes if node.rank is not None and node.sending is not None
+    }
+    if not sending or not any(link.price for link in network.links):
+        return None
+    cost = 0.0
+    for rank, rate in sending.items():
+        shares = _shares_out_of(rank, trees)
+        if total := sum(shares.values()):
+            a_gigabyte = sum(share * _price(network, rank, to) for to, share in shares.items()) / total
+            cost += rate / 8e9 * 3600 * a_gigabyte
+    return cost
+
+
+def _shares_out_of(rank: int, trees: Sequence[TreeStatus]) -> dict[int, float]:
+    """Return how often all data go from a rank to each other one, in trees of any share."""
+    shares: dict[int, float] = {}
+    for tree in trees:
+        if rank >= len(tree.reduce_parent):  # it has just come
+            continue
+        to = [child for child, parent in enumerate(tree.broadcast_parent) if parent == rank]
+        if tree.reduce_parent[rank] >= 0:
+            to.append(tree.reduce_parent[rank])
+        for other in to:
+            shares[other] = shares.get(other, 0.0) + tree.share
+    return shares
+
+
+def _price(network: Network, source: int, target: int) -> float:
+    try:
+        return sum(link.price for link in network.route(Rank(source), Rank(target)))
+    except Unreachable:  # in the file; the job has found a way
+        return 0.0
