@@ -31,9 +31,9 @@ _WHY = (
 _MEASURING = "over the preset's own value, real nodes on virtual time, two states of three minutes."
 _SCALE: Final = 64
 _LASTS_S: Final = 360.0
-_UPDATES_S: Final = (1.0, 15.0, 60.0, 300.0)
+_UPDATES_S: Final = (1.0, 15.0, 60.0)
 _NUMBERS: Final = (1, 16, 64)
-_SIZES: Final = (10_000, 100_000, 4_000_000)
+_SIZES: Final = (10_000, 4_000_000)
 """Bytes, before they are scaled."""
 _OURS: Final[Mapping[str, object]] = {"estimator": "tcp", "update_rate": 0.1}
 _JOBS: Final = 2
