@@ -162,6 +162,7 @@ def measure(
     firsts = np.concatenate([answer["firsts"] for answer in answers])
     row = {"mode": mode, "loss": loss, "bursts": bursts, "queues": queues, "simulated": False}
     row |= {"dips": options.dips, "first_s": float(firsts.mean()), "dropped": dropped}
+    row["cpu"] = float(np.mean([answer["cpu"] for answer in answers]))
     return row | summary(times, 0.0 if mode.startswith("tcp") else bound, counters)
 
 

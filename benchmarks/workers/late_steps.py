@@ -2,7 +2,7 @@
 
 Arguments: elements of the model, its keys, seconds of computing a step, seconds to train, folder for results,
 and what of the lane is left out (`VARIANTS`). It writes how long its steps took, and the first layer's sum,
-after the first fifth of the time, and what came too late.
+after the first fifth of the time, what came too late, and how much of a processor it used.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def main() -> None:
     firsts: list[float] = []
     first_at = [0.0]
     began = begun = time.monotonic()
+    worked_s = time.process_time()
     counted, steps = 0.0, 0
     left = threading.Semaphore(0)
     terms = loss_terms(settings)
@@ -142,7 +143,7 @@ def main() -> None:
     runtime.barrier()
     late = sum(float(one[1:].sum()) for one in kept) / (float(gradient[1:].sum()) * keys)
     answer = {"times": times, "firsts": firsts, "steps": steps, "sum": counted, "late": late}
-    answer["counters"] = runtime.statistics()
+    answer |= {"cpu": (time.process_time() - worked_s) / (begun - began), "counters": runtime.statistics()}
     (folder / f"rank{runtime.rank}.json").write_text(json.dumps(answer))
     runtime.finish()
     runtime.close()
