@@ -14,7 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from common import ALEXNET, CHUNK, Row, arguments, changing, form, internet2, report, round_time
@@ -35,7 +35,7 @@ _UPDATES_S: Final = (1.0, 15.0, 60.0)
 _NUMBERS: Final = (1, 16, 64)
 _SIZES: Final = (10_000, 4_000_000)
 """Bytes, before they are scaled."""
-_OURS: Final[Mapping[str, object]] = {"estimator": "tcp", "update_rate": 0.1}
+_OURS: Final[Mapping[str, Any]] = {"estimator": "tcp", "update_rate": 0.1}
 _JOBS: Final = 2
 """Networks on which nodes run; each takes minutes."""
 
@@ -63,7 +63,7 @@ def _measured(jobs: int) -> list[Row]:
     """Return the rows of settings that are about measuring."""
     known = _rates(jobs, {})
     rows = []
-    variants: list[tuple[str, str, Mapping[str, object]]] = [
+    variants: list[tuple[str, str, Mapping[str, Any]]] = [
         (f"UPDATE_TIME {value:g} s", "best at 5 s", {"update_time_s": value}) for value in _UPDATES_S
     ]
     variants += [
@@ -87,16 +87,16 @@ def _measured(jobs: int) -> list[Row]:
     return rows
 
 
-def _rates(jobs: int, settings: Mapping[str, object]) -> Sequence[float]:
+def _rates(jobs: int, settings: Mapping[str, Any]) -> Sequence[float]:
     """Return rounds/s of jobs with the paper's preset, each on a network of its own."""
     return [_rate(seed, settings) for seed in range(jobs)]
 
 
-def _rate(seed: int, settings: Mapping[str, object]) -> float:
+def _rate(seed: int, settings: Mapping[str, Any]) -> float:
     network = changing(internet2(seed), seed, _LASTS_S).scaled(1 / _SCALE)
     values = np.ones(sum(ALEXNET) // 4 // _SCALE, np.float32)
     # Latencies stay, and so does the loss, which ideal TCP hardly minds.
-    given = {
+    given: dict[str, Any] = {
         "preset": "paper",
         "awareness": True,
         "aux_path": True,

@@ -49,7 +49,8 @@ def steps_to(target: float, seed: int, most: int) -> int | None:
     for step in range(1, most + 1):
         chosen = torch.randint(len(images), (_RANKS * _BATCH,))
         optimizer.zero_grad()
-        nn.functional.cross_entropy(net(images[chosen]), classes[chosen]).backward()
+        loss: torch.Tensor = nn.functional.cross_entropy(net(images[chosen]), classes[chosen])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step % _EVERY == 0:
             net.eval()

@@ -146,7 +146,7 @@ class Sums:
     def sum(self, gradients: Floats) -> Floats:
         """Return the sum of what counts, given (ranks, elements)."""
         if not self._bound:
-            return gradients.sum(0)
+            return np.asarray(gradients.sum(0))
         values = self._kept + gradients if self._rule == "late" else gradients.copy()
         masses = np.add.reduceat(np.abs(values), self._places, axis=1)
         lacks = self._late(masses) if self._rule == "late" else self._dropped(masses)
@@ -154,7 +154,7 @@ class Sums:
         self.given += float(np.abs(gradients).sum())
         self.missing += float(np.abs(gradients[lost]).sum())
         self._kept = np.where(lost, values, np.float32(0))
-        return np.where(lost, np.float32(0), values).sum(0)
+        return np.asarray(np.where(lost, np.float32(0), values).sum(0))
 
     def _dropped(self, masses: Floats) -> Flags:
         """Return which packets of each rank are lost, the unimportant ones first if that is the rule."""

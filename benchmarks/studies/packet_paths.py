@@ -66,7 +66,7 @@ def network(nodes: int, seed: int) -> Network:
 
 def relays(network: Network, source: int, target: int) -> list[int]:
     """Return the ranks between two others, those with the fastest slower link first."""
-    rates = {(link.source, link.target): link.rate for link in network.links}
+    rates: dict[tuple[int, int], float] = {(link.source, link.target): link.rate for link in network.links}
     between = [rank for rank in network.ranks if rank not in (source, target)]
     return sorted(between, key=lambda rank: -min(rates[source, rank], rates[rank, target]))
 
