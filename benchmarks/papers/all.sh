@@ -36,6 +36,7 @@ if [ "${1:-}" = --wan ]; then
         --json "$data/papers/mlt_dips.json"
     run $lanes --loss 1% --bursts 0 --dips --turns 2 --modes datagrams --bounds 0.01,0.1,0.2,0.3 \
         --json "$data/papers/mlt_bounds.json"
+    run $lanes --loss 0 --bursts 0 --turns 2 --modes datagrams,tcp-bbr --json "$data/papers/mlt_cpu.json"
     for seed in 1 2; do
         run -m netstorm bench train examples/networks/internet2.yaml --rates-scale 0.25 --model cnn --width 512 \
             --batch-size 8 --lr 0.05 --epochs 10 --epoch-steps 8 --mxnet-epochs 2 --seed $seed \

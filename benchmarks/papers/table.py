@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 import sys
@@ -186,6 +187,8 @@ def _lanes(content: Any) -> Mapping[str, str]:
     found = {}
     for case, modes in turns.items():
         for mode, rows in modes.items():
+            used = statistics.fmean(row.get("cpu", math.nan) for row in rows)
+            found[f"{case} {mode}: processor"] = f"{used:.0%}".replace("%", " %")
             for what in ("mean", "p50", "p99", "first"):
                 own = [row[f"{what}_s"] for row in rows]
                 found[f"{case} {mode}: {what}"] = f"{statistics.fmean(own):.2f} s"
@@ -254,6 +257,7 @@ DERIVED: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
     "mlt_loss": _lanes,
     "mlt_dips": _lanes,
     "mlt_bounds": _lanes,
+    "mlt_cpu": _lanes,
     "loss_bounds": _loss_bounds,
     "packet_paths": _packet_paths,
     "netstorm_fig19": _trained_alexnet,
