@@ -17,7 +17,6 @@ run benchmarks/studies/small_models.py --json "$data/small-models.json"
 run benchmarks/studies/paper_preset.py --rounds 6 --json "$data/papers/paper_preset.json"
 run benchmarks/studies/loss_bounds.py cnn mlp mlp-cancer gpt --json "$data/papers/loss_bounds.json"
 run benchmarks/studies/packet_paths.py --json "$data/papers/packet_paths.json"
-run benchmarks/studies/alexnet_steps.py --seeds 2 --json "$data/papers/alexnet_steps.json"
 if [ "${1:-}" = --wan ]; then
     run -m netstorm bench wan examples/networks/internet2.yaml --rates-scale 0.5 --sizes 16MB --warmup 1 --rounds 3 \
         --timeout 300 --json "$data/papers/wan_topologies.json" \

@@ -221,14 +221,14 @@ def _loss_bounds(content: Any) -> Mapping[str, str]:
 
 
 def _packet_paths(content: Any) -> Mapping[str, str]:
-    """Return how long steps take over those of packets that go straight: mean, and range of networks."""
+    """Return how much longer steps of one mode take than another's: mean, and range of networks."""
+    modes = [mode for mode in content["rows"][0] if mode != "seed"]
     found = {}
-    for mode in content["rows"][0]:
-        ratios = [row[mode] / row["star"] for row in content["rows"]]
-        if mode != "seed":
-            found[mode] = (
-                f"{_change(statistics.fmean(ratios))} ({_change(max(ratios))} to {_change(min(ratios))})"
-            )
+    for mode in modes:
+        for other in modes:
+            ratios = [row[mode] / row[other] for row in content["rows"]]
+            span = f"({_change(min(ratios))} to {_change(max(ratios))})"
+            found[f"{mode} over {other}"] = f"{_change(statistics.fmean(ratios))} {span}"
     return found
 
 

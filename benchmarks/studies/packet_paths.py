@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
 """Whether single packets gain by auxiliary paths, as MLT's have them: a prototype, simulated.
 
-    python benchmarks/studies/packet_paths.py --json packet-paths.json       # about two minutes
+    python benchmarks/studies/packet_paths.py --json packet-paths.json       # about five minutes
 
 Nodes with links between all pairs, whose rates are drawn from 2 to 20 Mbit/s. Those that leave the hub have
 20, so that what takes time are contributions, which go as packets. Every rank pushes, waits for the sum, and
 begins anew:
 
-    star            all contributions go straight to the hub, as packets
-    star, paths     the same, and a lane's second and third channel lead over the two best relays; each packet
-                    takes the channel with the shortest queue
-    fapt            one FAPT rooted at the hub, without packets' paths
-    packing         the default: many trees, in which relays add sums up instead of passing packets on
+    star, fapt, packing  a star, one FAPT with the same root, and the default: many trees
+    ..., packets         contributions go as packets, straight to the parent in the tree; else over TCP
+    ..., paths           the same, and a lane's second and third channel lead over the two best relays; each
+                         packet takes the channel with the shortest queue
 
 Relaying a packet costs no time here.
 """
@@ -44,7 +43,11 @@ _TERMS: Final = LossTerms(bound=0.2, deadline_s=30.0)
 """Nothing is late: what is measured is how fast all packets get through."""
 _FLOWS: Final = 1 << 42
 """Flows of relayed packets are numbered from here on; even, as all that leave their source."""
-MODES: Final = ("star", "star, paths", "fapt", "packing")
+MODES: Final = tuple(
+    f"{topology}, {way}" if way else topology
+    for topology in ("star", "fapt", "packing")
+    for way in ("", "packets", "paths")
+)
 
 
 def network(nodes: int, seed: int) -> Network:
@@ -80,11 +83,11 @@ def give_paths(cluster: SimulatedCluster, network: Network) -> None:
     def carry(source: str, port: int, target: tuple[str, int], data: bytes, late: bool) -> None:  # noqa: FBT001
         sockets = packets._sockets.get(target)  # noqa: SLF001
         channel = 0 if sockets is None else target[1] - sockets.ports[0]
-        ends = ranks.get(source), ranks.get(target[0])
-        if sockets is None or not channel or ends[0] is None or ends[1] != _HUB:
+        here, there = ranks.get(source), ranks.get(target[0])
+        if sockets is None or not channel or here is None or there is None:
             straight(source, port, target, data, late)
             return
-        relay = host_of(relays(network, ends[0], ends[1])[channel - 1])
+        relay = host_of(relays(network, here, there)[channel - 1])
 
         def hop(a: str, b: str, then: Callable[[], None]) -> None:
             flow = flows.setdefault((source, a, b), _FLOWS + 2 * len(flows))
@@ -98,7 +101,7 @@ def give_paths(cluster: SimulatedCluster, network: Network) -> None:
 
 def measure(made: Network, mode: str, options: argparse.Namespace) -> float:
     """Return the mean seconds of a step."""
-    topology, _, paths = mode.partition(", ")
+    topology, _, way = mode.partition(", ")
     cluster = SimulatedCluster(
         made.size,
         network=made,
@@ -106,11 +109,11 @@ def measure(made: Network, mode: str, options: argparse.Namespace) -> float:
         chunk_size=options.chunk,
         topology=topology,
         packet_faults=PacketFaults(),
-        loss_bound=_TERMS.bound,
-        datagrams=topology == "star",
+        loss_bound=_TERMS.bound if way else 0.0,
+        datagrams=bool(way),
         **({} if topology == "packing" else {"num_roots": 1} if topology == "fapt" else {"hub": _HUB}),
     ).join()
-    if paths:
+    if way == "paths":
         give_paths(cluster, made)
     values = np.ones(options.size // 4, np.float32)
     for node in cluster.nodes:
@@ -118,7 +121,7 @@ def measure(made: Network, mode: str, options: argparse.Namespace) -> float:
     times = []
     for _ in range(options.steps):
         began = cluster.now
-        loss = _TERMS if topology == "star" else None
+        loss = _TERMS if way else None
         pending = [node.push("w", values.copy(), loss=loss) for node in cluster.nodes]
         cluster.run_until_ended(pending, 600)
         times.append(cluster.now - began)
@@ -128,6 +131,7 @@ def measure(made: Network, mode: str, options: argparse.Namespace) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all modes on all networks, print a table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--modes", type=lambda text: text.split("; "), default=list(MODES), help='with "; "')
     parser.add_argument("--nodes", type=number, default=5)
     parser.add_argument("--seeds", type=number, default=5)
     parser.add_argument("--size", type=amount, default=500_000)
@@ -138,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     for seed in range(1, options.seeds + 1):
         made = network(options.nodes, seed)
-        row = {mode: round(measure(made, mode, options), 4) for mode in MODES}
+        row = {mode: round(measure(made, mode, options), 4) for mode in options.modes}
         rows.append({"seed": seed, **row})
         print(f"seed {seed}: " + ", ".join(f"{mode} {took:.3f} s" for mode, took in row.items()), flush=True)
     if options.json:
