@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 import sys
@@ -25,6 +26,8 @@ TEMPLATE: Final = Path(__file__).with_name("page.md")
 DATA: Final = ROOT / "docs" / "data"
 _PLACE: Final = re.compile(r"\{\{([\w-]+): ([^}]+)\}\}")
 _TIMES: Final = "\N{MULTIPLICATION SIGN}"
+_TOLERATED: Final = 0.5
+"""Points of accuracy."""
 _NOTE: Final = "<!-- benchmarks/papers/table.py makes this page of benchmarks/papers/page.md. -->\n"
 
 
@@ -170,6 +173,74 @@ def _trainings(content: Any) -> Mapping[str, str]:
     return found
 
 
+def _lanes(content: Any) -> Mapping[str, str]:
+    """Return the seconds of a step, and how many times as fast as another mode each is, of all turns.
+
+    A name begins with the loss, and "bursts" if there are any; the bound ends it if there are several.
+    """
+    bounds = {row["bound"] for row in content["rows"] if row["mode"] == "datagrams"}
+    turns: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for row in content["rows"]:
+        case = f"{row['loss']:g}" + (" bursts" if row["bursts"] else "")
+        mode = row["mode"] + (f" {row['bound']:g}" if len(bounds) > 1 else "")
+        turns.setdefault(case, {}).setdefault(mode, []).append(row)
+    found = {}
+    for case, modes in turns.items():
+        for mode, rows in modes.items():
+            used = statistics.fmean(row.get("cpu", math.nan) for row in rows)
+            found[f"{case} {mode}: processor"] = f"{used:.0%}".replace("%", " %")
+            for what in ("mean", "p50", "p99", "first"):
+                own = [row[f"{what}_s"] for row in rows]
+                found[f"{case} {mode}: {what}"] = f"{statistics.fmean(own):.2f} s"
+                for other, beside in modes.items():
+                    ratios = [there[f"{what}_s"] / here for here, there in zip(own, beside, strict=True)]
+                    mean, ends = statistics.fmean(ratios), (min(ratios), max(ratios))
+                    span = f" ({ends[0]:.2f}\N{EN DASH}{ends[1]:.2f})" if len(ratios) > 1 else ""
+                    found[f"{case} {mode} over {other}: {what}"] = f"{mean:.2f} {_TIMES}{span}"
+    return found
+
+
+def _loss_bounds(content: Any) -> Mapping[str, str]:
+    """Return accuracies and points beside no loss, and the largest bound that costs at most half a point."""
+    found = {}
+    cases: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in content["rows"]:
+        name = f"{row['model']} {row['rule']} {row['bound']:g}"
+        found[f"{name}: accuracy"] = f"{row['accuracy']:.1f} %"
+        if row["bound"]:
+            sign = f"{row['difference']:+.1f}".replace("-", "\N{MINUS SIGN}")
+            found[name] = f"{sign} ± {row['deviation']:.1f}"
+            cases.setdefault((row["model"], row["rule"]), []).append(row)
+    for (model, rule), rows in cases.items():
+        costs = [row["bound"] for row in rows if row["difference"] < -_TOLERATED]
+        good = [row["bound"] for row in rows if not costs or row["bound"] < min(costs)]
+        found[f"{model} {rule}: tolerable"] = (
+            f"{max(good):.0%}".replace("%", " %") if good else "none of these"
+        )
+    return found
+
+
+def _packet_paths(content: Any) -> Mapping[str, str]:
+    """Return how much longer steps of one mode take than another's: mean, and range of networks."""
+    modes = [mode for mode in content["rows"][0] if mode != "seed"]
+    found = {}
+    for mode in modes:
+        for other in modes:
+            ratios = [row[mode] / row[other] for row in content["rows"]]
+            span = f"({_change(min(ratios))} to {_change(max(ratios))})"
+            found[f"{mode} over {other}"] = f"{_change(statistics.fmean(ratios))} {span}"
+    return found
+
+
+def _trained_alexnet(content: Any) -> Mapping[str, str]:
+    """Return the hours that sums of an epoch of Fashion-MNIST take: 60,000 samples, nine batches of 32."""
+    steps = 60_000 // (9 * 32)
+    found = {row["what"]: _typeset(row["ours"]) for row in content["rows"]}
+    for system, seconds in re.findall(r"(star|FAPT) ([\d.]+) s", found["AlexNet (244 MB)"]):
+        found[f"epoch, {system}"] = f"{steps * float(seconds) / 3600:.1f} h"
+    return found
+
+
 DERIVED: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
     "job-priorities": _job_priorities,
     "tree-staleness": _tree_staleness,
@@ -180,7 +251,16 @@ DERIVED: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
     "wan_compression": _codecs,
     "wan_training_1": _trainings,
     "wan_training_2": _trainings,
+    "wan_training_3": _trainings,
     "wan_paper": _medians,
+    "mlt_ablation": _lanes,
+    "mlt_loss": _lanes,
+    "mlt_dips": _lanes,
+    "mlt_bounds": _lanes,
+    "mlt_cpu": _lanes,
+    "loss_bounds": _loss_bounds,
+    "packet_paths": _packet_paths,
+    "netstorm_fig19": _trained_alexnet,
 }
 
 

@@ -5,6 +5,7 @@
     sudo python benchmarks/studies/datagrams.py --seconds 6 --loss 0,1% --bursts 0
     sudo python benchmarks/studies/datagrams.py --bounds 0.01,0.1,0.2,0.3 --modes datagrams --loss 1%
     sudo python benchmarks/studies/datagrams.py --queues fifo,dscp --dips --modes datagrams
+    sudo python benchmarks/studies/datagrams.py --ablation --turns 2 --seconds 20  # about ten minutes
 
 A hub and sites (network namespaces of this machine); every rank computes, pushes, waits for the sums, and
 begins anew. A step's time is from one begin to the next, at each rank. All modes see the same network:
@@ -12,7 +13,14 @@ begins anew. A step's time is from one begin to the next, at each rank. All mode
     tcp-cubic, tcp-bbr    all contributions are waited for
     late-cubic, late-bbr  NETSTORM_LOSS_BOUND over TCP
     datagrams             the same bound, NETSTORM_DATAGRAMS=1; results go over TCP with bbr
+    datagrams-ordered     messages are handed over in their order, as on a connection
+    datagrams-alike       all packets carry the same code point
+    datagrams-classes     code points tell layers apart alone (priorities), and
+    datagrams-importance  large values from small ones alone (selective dropping)
+    datagrams-waiting     with a bound of next to nothing
 
+With --switch all sites' packets share the link into the hub: one of the sites is the switch, too.
+--ablation is all of these modes behind such a switch with queues by code point.
 Simulated, loss lowers the goodput of bbr to rate x (1 - loss), and limits cubic as Mathis et al. say
 (`VirtualNetwork`); packets are lost one by one, and results of the mode datagrams come without loss.
 """
@@ -31,6 +39,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +57,19 @@ from netstorm.topology.network import Change, Link, Network, Rank, Routing
 
 MODES = ("tcp-cubic", "tcp-bbr", "late-cubic", "late-bbr", "datagrams")
 WORKER = Path(__file__).parents[1] / "workers" / "late_steps.py"
+_ABLATION = {
+    "switch": True,
+    "sites": 3,
+    "size": 250_000,
+    "deadline": 1.3,
+    "loss": [0.0],
+    "bursts": 0,
+    "queues": ["dscp"],
+    "modes": [
+        *("datagrams", "datagrams-ordered", "datagrams-alike", "datagrams-classes", "datagrams-importance"),
+        *("datagrams-waiting", "late-bbr", "tcp-bbr", "tcp-cubic"),
+    ],
+}
 _BURST_LOSS = 0.3
 _PATIENCE_S = 180.0
 """How much longer than asked for a mode may take: with cubic and loss, a step may take half a minute."""
@@ -57,7 +79,7 @@ def network(options: argparse.Namespace, loss: float, *, bursts: bool) -> Networ
     """Return a star whose links lose packets; in bursts of 100 ms, every 2 s, 30 % of them; and whose uplinks
     fall to a tenth of their rate for a while.
     """
-    pairs = [(site, 0) for site in range(1, options.sites + 1)]
+    pairs = [(site, 1 if options.switch and site > 1 else 0) for site in range(1, options.sites + 1)]
     pairs += [(hub, site) for site, hub in pairs]
     made = Network.uniform(options.sites + 1)
     links = [
@@ -77,7 +99,8 @@ def network(options: argparse.Namespace, loss: float, *, bursts: bool) -> Networ
                 changes += [change(at=round(at, 3), **to), change(at=round(at + lasts, 3), **back)]
                 at += lasts + chance.expovariate(1 / every)
     changes.sort(key=lambda one: one.at)
-    return replace(made, links=tuple(links), routing=Routing.OVERLAY, changes=tuple(changes))
+    routing = Routing.UNDERLAY if options.switch else Routing.OVERLAY
+    return replace(made, links=tuple(links), routing=routing, changes=tuple(changes))
 
 
 def measure(
@@ -85,6 +108,7 @@ def measure(
 ) -> dict[str, Any]:
     """Train in one mode; return what steps took."""
     made = network(options, loss, bursts=bursts)
+    bound = 1e-6 if mode == "datagrams-waiting" else bound
     variables: dict[str, object] = {
         "DMLC_NUM_WORKER": made.size,
         "DMLC_PS_ROOT_PORT": 9091,
@@ -95,7 +119,8 @@ def measure(
     }
     if not mode.startswith("tcp"):
         variables |= {"NETSTORM_LOSS_BOUND": bound, "NETSTORM_DEADLINE": f"{options.deadline:.3f}s"}
-    if mode == "datagrams":
+    lane, _, variant = mode.partition("-") if mode.startswith("datagrams") else ("", "", "")
+    if lane:
         variables["NETSTORM_DATAGRAMS"] = 1
     congestion = "cubic" if mode.endswith("cubic") else "bbr"
     with (
@@ -108,7 +133,8 @@ def measure(
         )
         variables |= {"DMLC_PS_ROOT_URI": wan.address(Rank(0)), "NETSTORM_KEY_FILE": key}
         environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-        values = (options.size // 4 // options.keys, options.keys, options.compute, options.seconds, folder)
+        elements = options.size // 4 // options.keys
+        values = (elements, options.keys, options.compute, options.seconds, folder, variant)
         worker = [sys.executable, str(WORKER), *map(str, values)]
         scheduler = [sys.executable, "-m", "netstorm", "scheduler"]
         processes = [subprocess.Popen(wan.command(Rank(0), scheduler), env=environment)]
@@ -122,7 +148,7 @@ def measure(
                 if process.wait(max(1.0, deadline - time.monotonic())):
                     raise NetStormError(f"{mode}: a process ended with {process.returncode}")
         except subprocess.TimeoutExpired:
-            return {"mode": mode, "loss": loss, "bursts": bursts, "steps": 0}
+            return {"mode": mode, "loss": loss, "bursts": bursts, "dips": options.dips, "steps": 0}
         finally:
             for process in processes:
                 process.kill()
@@ -133,8 +159,11 @@ def measure(
     for answer in answers:
         counters.update({name: int(count) for name, count in answer["counters"].items() if count < 1e15})
     times = np.concatenate([answer["times"] for answer in answers])
+    firsts = np.concatenate([answer["firsts"] for answer in answers])
     row = {"mode": mode, "loss": loss, "bursts": bursts, "queues": queues, "simulated": False}
-    return row | summary(times, 0.0 if mode.startswith("tcp") else bound, counters) | {"dropped": dropped}
+    row |= {"dips": options.dips, "first_s": float(firsts.mean()), "dropped": dropped}
+    row["cpu"] = float(np.mean([answer["cpu"] for answer in answers]))
+    return row | summary(times, 0.0 if mode.startswith("tcp") else bound, counters)
 
 
 def simulate(
@@ -213,8 +242,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     rows = []
     conditions = [(loss, False) for loss in options.loss] + [(max(options.loss), True)] * options.bursts
+    first_seed = options.seed
     try:
-        for loss, bursts in conditions:
+        for turn, (loss, bursts) in product(range(options.turns), conditions):
+            options.seed = first_seed + turn
             for bound in options.bounds:
                 for queues in options.queues:
                     for mode in options.modes:
@@ -222,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                             row = simulate(options, mode, loss, bursts=bursts, bound=bound)
                         else:
                             row = measure(options, mode, loss, bursts=bursts, bound=bound, queues=queues)
-                        rows.append(row)
+                        rows.append(row | {"turn": turn})
                         print(json.dumps(row), file=sys.stderr, flush=True)
     except NetStormError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -250,11 +281,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--loss", type=_ratios, default=[0.0, 0.0001, 0.001, 0.01])
     parser.add_argument("--bursts", type=int, default=1, choices=(0, 1), help="with the largest loss, too")
     parser.add_argument("--dips", action="store_true", help="uplinks fall to a tenth now and then")
+    parser.add_argument("--switch", action="store_true", help="sites share the link into the hub")
+    parser.add_argument("--ablation", action="store_true", help="the lane without each of its mechanisms")
+    parser.add_argument("--turns", type=number, default=1, help="of all rows, each with dips of its own")
     parser.add_argument("--bounds", type=_ratios, default=[0.2])
     parser.add_argument("--queues", type=lambda text: text.split(","), default=["fifo"])
     parser.add_argument("--modes", type=lambda text: text.split(","), default=list(MODES))
     parser.add_argument("--json", type=writable, help="file for the results")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    vars(options).update(_ABLATION if options.ablation else {})
+    return options
 
 
 def _ratios(text: str) -> list[float]:

@@ -140,6 +140,8 @@ class SendingLane:
         self._largest = FRAGMENT
         self._waits_since = math.inf
         """Since when something is in flight and nothing was acknowledged."""
+        self._waited_s = 0.0
+        """How long that was before nothing was left to be sent."""
         self._check_at = math.inf
 
     # ------------------------------------------------------------------------------------------- what to send
@@ -242,7 +244,7 @@ class SendingLane:
         self.pace.sent(size)
         self.sent += size
         if self._waits_since == math.inf:
-            self._waits_since = now
+            self._waits_since = now - self._waited_s
         self._check_at = min(self._check_at, now + self._time_out_s())
         content = fragment(message.number, self._floor(), offset, message.total, values)
         return LanePacket(channel, dscp, self._packets, content)
@@ -261,14 +263,14 @@ class SendingLane:
 
     def due(self, now: float) -> float:
         """Return when `next` may have a packet, or something to find out."""
-        due = self._check_at
+        due = min(self._check_at, self._broken_at())  # probes are not checked: nobody waits for them
         if self._first() is not None and self._bytes_in_flight < self.pace.window:
             due = min(due, now + self.pace.wait_s(now))
         return due
 
     def broken(self, now: float) -> bool:
         """Return whether the path carries nothing any more."""
-        return now >= self._waits_since + max(_SILENCE_S, 8 * self.pace.round_trip_s)
+        return now >= self._broken_at()
 
     def acknowledged(self, delay_s: float, ranges: Sequence[tuple[int, int]], now: float) -> None:
         """Learn which packets have arrived.
@@ -303,12 +305,15 @@ class SendingLane:
                 message.left -= 1
                 if not message.left:
                     self._finish(message)
-        self._waits_since = now if self._in_flight else math.inf
+        self._waited_s, self._waits_since = 0.0, now if self._in_flight else math.inf
         is_latest = newest == max(last for _, last in ranges)
         self.pace.acknowledged(nbytes, round_trip_s if is_latest else None, now)
         self._lose(now)
 
     # ------------------------------------------------------------------------------------------------ inside
+
+    def _broken_at(self) -> float:
+        return self._waits_since + max(_SILENCE_S, 8 * self.pace.round_trip_s)
 
     def _first(self) -> _Outgoing | None:
         """Return the message of which a packet goes next."""
@@ -381,6 +386,8 @@ class SendingLane:
         if timed_out and now >= self._waits_since + self._time_out_s():
             self.pace.silent()
         oldest = next(iter(self._in_flight.values()), None)
+        if oldest is None and not self._open and self._waits_since < math.inf:  # an idle path is not silent
+            self._waited_s, self._waits_since = now - self._waits_since, math.inf
         self._check_at = math.inf if oldest is None else max(now + 0.001, oldest.at + self._time_out_s())
 
 

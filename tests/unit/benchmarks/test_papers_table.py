@@ -46,6 +46,35 @@ def test_rows_of_other_runs_are_ratios_of_the_same_seed_or_network(table: Any, t
     assert found["star, priorities over star, fair: longest"] == "0 %"
 
 
+def test_steps_of_lanes_are_compared_turn_by_turn(table: Any, tmp_path: Path) -> None:
+    times = {"datagrams": (1.0, 2.0), "tcp-bbr": (2.0, 2.0)}
+    rows = [
+        {"loss": 0.01, "bursts": False, "bound": 0.2, "mode": mode}
+        | {f"{what}_s": took for what in ("mean", "p50", "p99", "first")}
+        for mode, turns in times.items()
+        for took in turns
+    ]
+    (tmp_path / "mlt_loss.json").write_text(json.dumps({"rows": rows}))
+    found = table.rows_of("mlt_loss", tmp_path)
+    assert found["0.01 datagrams: mean"] == "1.50 s"
+    assert found["0.01 datagrams over tcp-bbr: p99"] == "1.50 \N{MULTIPLICATION SIGN} (1.00\N{EN DASH}2.00)"
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [((-0.1, -0.6, 0.2), "1 %"), ((-0.1, -0.4, -0.5), "30 %"), ((-0.9, 0.0, 0.0), "none of these")],
+)
+def test_a_bound_is_tolerable_if_no_smaller_one_costs_half_a_point(
+    table: Any, tmp_path: Path, differences: tuple[float, ...], expected: str
+) -> None:
+    base = {"model": "mlp", "accuracy": 90.0, "deviation": 0.1}
+    rows: list[dict[str, Any]] = [base | {"rule": "none", "bound": 0.0}]
+    for bound, difference in zip((0.01, 0.1, 0.3), differences, strict=True):
+        rows.append(base | {"rule": "lost", "bound": bound, "difference": difference})
+    (tmp_path / "loss_bounds.json").write_text(json.dumps({"rows": rows}))
+    assert table.rows_of("loss_bounds", tmp_path)["mlp lost: tolerable"] == expected
+
+
 def test_every_row_has_all_columns_and_every_script_is_among_those_that_make_all_anew() -> None:
     columns = None
     for line in (PAPERS / "page.md").read_text(encoding="utf-8").splitlines():

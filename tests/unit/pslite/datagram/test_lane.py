@@ -77,10 +77,10 @@ class Wire:
         self.sender.submit(item, [34] * len(places), places)
         return body
 
-    def run(self, seconds):
-        """Let time pass, until everything has arrived."""
+    def run(self, seconds, *, idle=False):
+        """Let time pass, until everything has arrived; `idle`: also after that."""
         until = self.now + seconds
-        while self.now < until and self.sender.has_work() and not self.sender.broken(self.now):
+        while self.now < until and (idle or self.sender.has_work()) and not self.sender.broken(self.now):
             self._arrive()
             content = self.receiver.acknowledgement(self.now)
             if content is not None:
@@ -200,6 +200,41 @@ def test_a_path_that_carries_nothing_is_given_up_and_nothing_is_lost_by_that():
     assert wire.now < 3
     assert [item.body for item in wire.sender.take_all()] == bodies
     assert not wire.sender.has_work()
+
+
+def test_a_path_whose_probes_are_all_lost_is_given_up_before_anything_else_happens():
+    wire = Wire(faults=Faults(loss=1.0))
+    assert wire.sender.due(0.0) == math.inf
+    wire.sender.probe(0.0)
+    due = wire.sender.due(0.0)
+    assert not wire.sender.broken(due - 0.1)
+    assert wire.sender.broken(due)
+
+
+def test_a_path_is_not_given_up_for_what_it_lost_before_it_was_idle():
+    wire = Wire()
+    wire.submit(bytes(5000))
+    wire.run(1)
+    wire.faults = Faults(loss=1.0)
+    wire.submit(bytes(5000), tag="late")
+    wire.run(0.05)
+    assert len(wire.sender.take_back(lambda _: True, begun=True)) == 1
+    wire.run(5, idle=True)
+    wire.faults = Faults()
+    last = wire.submit(bytes(5000))
+    wire.run(1)
+    assert not wire.sender.broken(wire.now)
+    assert wire.came[-1][0] == last
+
+
+def test_a_path_that_carries_nothing_is_given_up_though_nobody_waits_for_what_it_lost():
+    wire = Wire(faults=Faults(loss=1.0))
+    while not wire.sender.broken(wire.now):
+        wire.submit(bytes(5000), tag="late")
+        wire.run(0.2)
+        wire.sender.take_back(lambda _: True, begun=True)
+        wire.run(0.3, idle=True)
+        assert wire.now < 8
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.05])
