@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -196,13 +197,20 @@ def leave_calls() -> str:
     process = Process()
     process.enter(1, [0, 1])
     process.wait_for_all("entered")
-    error = ""
+    errors: list[str] = []
     if process.number == 0:
-        work = dist.all_reduce(torch.ones(10), async_op=True)
-        assert work is not None
+        work: Any = dist.all_reduce(torch.ones(10), async_op=True)
+
+        def wait() -> None:
+            errors.append(error_of(work.wait))
+            process.store.set("left", "")
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
         process.enter(2, [0, 1])
-        error = error_of(work.wait)
+        waiting.join()
     else:
+        process.store.wait(["left"])  # or its own leaving would be the error
         process.enter(2, [0, 1])
     process.assert_sums([0, 1])
     process.wait_for_all("summed")
@@ -210,7 +218,7 @@ def leave_calls() -> str:
     assert "was aborted" in error_of(dist.all_reduce, torch.ones(1))
     process.enter(3, [1, 0])
     process.assert_sums([0, 1])
-    return error
+    return "".join(errors)
 
 
 def test_calls_of_the_view_before_end_with_an_error_that_says_so(ranks: Ranks) -> None:
