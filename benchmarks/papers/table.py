@@ -251,7 +251,6 @@ DERIVED: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
     "wan_compression": _codecs,
     "wan_training_1": _trainings,
     "wan_training_2": _trainings,
-    "wan_training_3": _trainings,
     "wan_paper": _medians,
     "mlt_ablation": _lanes,
     "mlt_loss": _lanes,
