@@ -14,7 +14,7 @@ How the engine of MXNet 1.9.1 behaves (all of it tried), and what this package d
   it. The only sign is the call of `func_param`'s destructor, which becomes `skipped`.
 * An operation that has one variable twice waits for itself for ever. Each variable is listed once, and
   writing wins. Views of an array (slices, reshapes, NumPy-style arrays) share its variable.
-* The queue of the CPU workers ignores priorities. The queue of the priority workers (4 threads of its own)
+* The queue of the CPU workers ignores priorities. The queue of the priority workers (one thread: `compat`)
   honours them: the largest first, among operations that are ready and wait for a thread. Our operations go
   there, so `start` does not wait behind a backward pass.
 * An error is raised once: by the first `asnumpy`, `wait_to_read` or `waitall` on anything that depends on the

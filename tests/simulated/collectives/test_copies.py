@@ -96,8 +96,8 @@ def test_a_large_broadcast_ends_when_its_source_may_be_overwritten(hub: int) -> 
 def test_a_small_broadcast_ends_at_its_root_at_once() -> None:
     cluster = SimulatedCluster(3, delay_s=0.5, topology="star", hub=0).join()
     groups = groups_of(cluster, "g", (0, 1, 2))
-    took = []  # the first one waits for its key
-    for _ in range(2):
+    took = []
+    for _ in range(2):  # the first one waits for its key
         tensors = arrays(3, 1000)
         exchanges = {at: CollectiveExchanges(at, 3).broadcast("", tensors[at], 0) for at in range(3)}
         began, calls = cluster.now, make_calls(cluster, groups, exchanges)

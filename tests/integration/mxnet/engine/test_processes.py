@@ -121,7 +121,7 @@ def policies():
         else:
             engines[policy] += 1
     return dict(engines), others
-batch, other = {os.SCHED_BATCH: 4 + int(os.environ["MXNET_CPU_WORKER_NTHREADS"])}, {os.SCHED_OTHER}
+batch, other = {os.SCHED_BATCH: 1 + int(os.environ["MXNET_CPU_WORKER_NTHREADS"])}, {os.SCHED_OTHER}
 mx.nd.ones((3,)).wait_to_read()
 """
 
