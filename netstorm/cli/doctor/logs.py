@@ -21,12 +21,11 @@ _PREFIX: Final = re.compile(r"^(?:\[(launch|scheduler|\d+|rank\d+)\]:? )")
 _TIME: Final = re.compile(r"^\d\d:\d\d:\d\d netstorm (\w+) (.*)")
 _FILE_RANK: Final = re.compile(r"rank[-_]?(\d+)")
 
-_VERDICT: Final = re.compile(r"the job ends: rank (\d+) \(([^)]*)\) (.*)")
-_EARLIER: Final = re.compile(
-    r"JoinRefused: the job has already ended: "
+_VERDICT: Final = re.compile(
+    r"(?:the job ends|JoinRefused: the job has already ended): "
     r"rank (\d+) \(([^)]*)\) (?:ended before all nodes had joined: )?(.*)"
 )
-"""What a rank hears that comes to join when another one has failed already."""
+"""The scheduler's; the second is what a rank hears that comes to join when another one has failed already."""
 _ENDS: Final = re.compile(r"(?:the job ends: |netstorm-verdict -1 )(.*)")
 _LAUNCHER: Final = re.compile(
     r"rank (\d+)(?: on (\S+))? ((?:was killed|failed with).*?)"
@@ -204,11 +203,9 @@ def _evidence(log: Log) -> Iterator[_Evidence]:
             is_own = not re.search(r"/(?:site|dist)-packages/|/lib/python|/netstorm/", match[1])
             place = f"{match[1]}:{match[2]}" if is_own else place
         elif match := _VERDICT.search(rest):
-            yield _Evidence(order=2, rank=int(match[1]), host=match[2].rpartition(":")[0], text=match[3])
-        elif match := _EARLIER.search(rest):
-            host, how = match[2].rpartition(":")[0] or match[2], match[3]
+            how = match[3]
             text = f"failed with {how}" if how.startswith("exit code") else how
-            yield _Evidence(order=2, rank=int(match[1]), host=host, text=text)
+            yield _Evidence(order=2, rank=int(match[1]), host=_host_in(match[2]), text=text)
         elif match := _ENDS.search(rest):
             yield _Evidence(order=2, rank=None, host="", text=match[1])
         elif match := _LAUNCHER.match(_SINCE.sub(r"\1", rest)):
@@ -219,3 +216,10 @@ def _evidence(log: Log) -> Iterator[_Evidence]:
             place = ""
         elif rest.startswith("netstorm: ") and by != "launch":  # a usage error ends a process so
             yield _Evidence(order=0, rank=rank, host="", text=rest.removeprefix("netstorm: "))
+
+
+def _host_in(place: str) -> str:
+    """Return the host of "HOST:PORT, SITE", as nodes are named; a rank that has not joined has no port."""
+    address = place.partition(",")[0]
+    host, _, _ = address.rpartition(":")
+    return host if host and (host.endswith("]") or ":" not in host) else address

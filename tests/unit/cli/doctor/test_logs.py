@@ -161,3 +161,20 @@ def test_wrong_arguments_are_exit_code_2(words, says):
     result = CliRunner().invoke(app, ["doctor", *words])
     assert result.exit_code == 2
     assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "host"),
+    [
+        ("10.0.0.2", "10.0.0.2"),
+        ("10.0.0.2:39367, tokyo", "10.0.0.2"),
+        ("[2001:db8::2]:39367", "[2001:db8::2]"),
+        ("2001:db8::2", "2001:db8::2"),
+        ("gpu-3", "gpu-3"),
+    ],
+)
+def test_who_ended_before_it_joined_is_named_with_its_host(place, host):
+    ended = f"rank 1 ({place}) ended before all nodes had joined: exit code 3"
+    (first,) = explain(logs(scheduler=f"16:47:38 netstorm ERROR the job ends: {ended}"))
+    assert first.where == f"rank 1 on {host}"
+    assert first.what == "a process has failed: failed with exit code 3"
