@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests that train for real and run whole benchmarks: about 25 minutes on two cores, beside scripts/test.sh.
+# The tests that train for real and run whole benchmarks: about 20 minutes on two cores, beside scripts/test.sh.
 #
 #   scripts/test_slow.sh [PYTEST ARGUMENT...]
 #
@@ -21,5 +21,6 @@ fi
 make_venv "${EXTRAS:-mxnet,torch,dev}"
 PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile NetStorm anew
-# Twice the patience of the others: a machine that does other work makes training slow.
-exec pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder -o timeout=300 --durations 20 "$@"
+# Twice the patience of the others: a machine that does other work makes training slow. Three at a time keep two cores
+# busy.
+exec pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder -o timeout=300 --durations 20 "$@"

@@ -62,11 +62,14 @@ class Row:
     """Ours as a number, for programs."""
 
 
-def arguments(text: str, seeds: int = 10) -> argparse.Namespace:
-    """Return the options that all scripts have: `seeds` and `json`."""
+def arguments(text: str, seeds: int = 10, lasts_s: float | None = None) -> argparse.Namespace:
+    """Return the options that all scripts have, `seeds` and `json`, and `lasts` of those where nodes run."""
     parser = argparse.ArgumentParser(description=text)
     parser.add_argument("--seeds", type=int, default=seeds, metavar="N", help="how many networks are drawn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    if lasts_s is not None:
+        what = "how long nodes run, in virtual seconds"
+        parser.add_argument("--lasts", type=float, default=lasts_s, metavar="S", help=what)
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds {options.seeds}: expected at least 1")

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -83,15 +84,19 @@ class Cluster:
                 for address in addresses
             )
         )
-        munged = [f"--{name}={folder}/{file}" for name, file in (
+        self._addresses = addresses
+        self.daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start the daemons, and wait until all nodes are idle."""
+        munged = [f"--{name}={self.folder}/{file}" for name, file in (
             ("socket", "munge.socket"), ("key-file", "key"), ("pid-file", "munge.pid"),
             ("seed-file", "seed"), ("log-file", "munge.log"),
         )]  # fmt: skip
-        self.daemons: list[subprocess.Popen[bytes]] = []
         self._start("munged", "--foreground", "--force", *munged)
-        self.until((folder / "munge.socket").exists, "munged")
+        self.until((self.folder / "munge.socket").exists, "munged")
         self._start("slurmctld", "-D")
-        for address in addresses:
+        for address in self._addresses:
             self._start("slurmd", "-D", "-N", address)
         self.until(lambda: self.said("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "3", "three nodes")
 
@@ -170,10 +175,15 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path)
-    yield cluster
-    cluster.stop()
+def cluster() -> Iterator[Cluster]:
+    # The path of a Unix socket has at most 107 characters, and Slurm's begin with this folder.
+    with tempfile.TemporaryDirectory(prefix="slurm") as folder:
+        cluster = Cluster(Path(folder))
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
 
 
 def test_a_job_whose_time_is_up_is_queued_again_and_goes_on_from_its_checkpoint(cluster: Cluster) -> None:
