@@ -601,11 +601,15 @@ class GeneralNode:
         """Call `done` when all nodes have joined, or with the reason why that will not happen."""
         self._call_or_keep(self._waiting_to_join, done, ready=self.state is not NodeState.JOINING)
 
-    def is_behind(self, key: int, number: int) -> bool:
-        """Return whether a round has ended, at least in part, before this rank's program has begun it."""
+    def is_behind(self, key: int, number: int, *, begun: bool) -> bool:
+        """Return whether a round that need not wait for all has ended, at least in part, before this rank's
+        program has begun it; or whether others have `begun` it, as far as this node sees.
+        """
         joined = self.joined
         round = None if joined is None else joined.aggregation.rounds.get((key, number))
-        return round is not None and round.loss is not None and bool(round.loss.early)
+        if round is None or round.loss is None or round.operation is not None:
+            return False
+        return begun or bool(round.loss.early)
 
     def register(self, key: Key, now: float) -> None:
         """Make a key known to the job. Operations on it may be submitted at once."""

@@ -135,12 +135,13 @@ class ProcessGroupMember(GroupMember):
         self._sequences += 1
         return self.calls(f"/{what} {self._sequences}")
 
-    def is_behind(self, calls: GroupCalls) -> bool:
-        """Return whether the next call of a sequence has ended without this rank, as far as it knows."""
+    def is_behind(self, calls: GroupCalls, *, begun: bool) -> bool:
+        """Return whether the next call of a sequence has ended, or only `begun`, without this rank."""
         rounds = calls.next_rounds().items()
-        return self.runtime.ask(
-            lambda node: any(node.is_behind(key, round) for key, round in rounds)
-        ).result()
+        asked = self.runtime.ask(
+            lambda node: any(node.is_behind(key, round, begun=begun) for key, round in rounds)
+        )
+        return asked.result()
 
     def _next_calls(self) -> GroupCalls:
         """Return the sequence that the caller's next call is one of.

@@ -21,6 +21,7 @@ from torch.nn import functional
 from netstorm.compression import registry
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.gradient_codecs import Descriptions, EncodedAverages
+from netstorm.frontends.torch.member import CallWork
 from netstorm.frontends.torch.parameters import FlatParameters
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.ranks import Ranks, Waitable
@@ -220,17 +221,27 @@ class OuterQuorum:
         self._calls: Final = group.member.more_calls("quorum")
         self._calls.prepare(size)
         self._uncounted: torch.Tensor | None = None
+        self._work: CallWork | None = None
 
     @property
     def is_behind(self) -> bool:
-        """Whether the next sum has ended without this rank."""
-        return self._group.member.is_behind(self._calls)
+        """Whether the next sum has ended without this rank. If it was late for the last one, it is behind once
+        others have begun the next: it had better be in that one.
+        """
+        work = self._work
+        was_late = (
+            work is not None and work.is_completed() and self._group.rank() not in (work.contributors or ())
+        )
+        return self._group.member.is_behind(self._calls, begun=was_late)
 
     def average(self, update: torch.Tensor, ranks: Ranks) -> Generator[Waitable, None, torch.Tensor]:
         """Sum what was late before along with it."""
         mine = update.div_(ranks.size).cpu()
         self._uncounted = mine.clone() if self._uncounted is None else self._uncounted.add_(mine)
-        yield self._group.allreduce_with_loss(self._uncounted, update, self._terms, 0, calls=self._calls)
+        self._work = self._group.allreduce_with_loss(
+            self._uncounted, update, self._terms, 0, calls=self._calls
+        )
+        yield self._work
         return update
 
     def kept(self) -> torch.Tensor | None:
