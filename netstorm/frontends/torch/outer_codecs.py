@@ -225,8 +225,8 @@ class OuterQuorum:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the next sum has ended without this rank. If it was late for the last one, it is behind once
-        others have begun the next: it had better be in that one.
+        """Whether the next sum has ended without this rank. If it was late for the last one, it is behind
+        once others have begun the next: it had better be in that one.
         """
         work = self._work
         was_late = (
