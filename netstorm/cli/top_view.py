@@ -15,7 +15,7 @@ from rich.text import Text
 from netstorm.addresses import host_port
 from netstorm.cli.support import size_text, time_text
 from netstorm.scheduler.bound import Bound
-from netstorm.scheduler.status import JobStatus, LinkStatus, NodeView, TreeStatus, ViewStatus
+from netstorm.scheduler.status import JobStatus, LinkStatus, NodeView, ViewStatus, tree_traffic
 from netstorm.topology.network import Rank
 from netstorm.topology.tree import Tree
 from netstorm.units import format_rate
@@ -240,7 +240,7 @@ def _links(status: JobStatus, width: int) -> Iterator[RenderableType]:
     count = f"{len(measured)} of {len(status.links)} measured"
     routed = set(status.routed_pairs)
     routed_text = f"{len(routed)} pairs that are routed past other nodes" if routed else ""
-    used = _used(status.policy.trees)
+    used = tree_traffic(status.policy.trees)
     if _LABEL + (size + 2) * _CELL > width:
         besides = (f", beside {routed_text}" if routed_text else "") + (
             f"; {_CONTENDED}" if status.crowded else ""
@@ -272,15 +272,6 @@ def _links(status: JobStatus, width: int) -> Iterator[RenderableType]:
         caps = (_or(node.egress, _mbit), _or(node.ingress, _mbit))
         table.add_row(Text(f"{source} {node.site}".rstrip()[:_LABEL], "dim"), *cells, *caps)
     yield table
-
-
-def _used(trees: Sequence[TreeStatus]) -> set[tuple[int, int]]:
-    """Return the links that the policy's trees use."""
-    found = set()
-    for tree in trees:
-        found |= {(rank, parent) for rank, parent in enumerate(tree.reduce_parent) if parent >= 0}
-        found |= {(parent, rank) for rank, parent in enumerate(tree.broadcast_parent) if parent >= 0}
-    return found
 
 
 def _link(link: LinkStatus | None, *, used: bool) -> Text:

@@ -6,7 +6,6 @@ large network those links alone that somebody looks for. So a night of it fits i
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final, overload
 
@@ -14,7 +13,15 @@ import msgspec
 
 from netstorm.addresses import host_port
 from netstorm.scheduler.bound import known_network, known_optimum
-from netstorm.scheduler.status import JobLine, JobStatus, KeysStatus, LinkStatus, NodeView, PolicyStatus
+from netstorm.scheduler.status import (
+    JobLine,
+    JobStatus,
+    KeysStatus,
+    LinkStatus,
+    NodeView,
+    PolicyStatus,
+    tree_traffic,
+)
 
 __all__ = [
     "Frame",
@@ -339,7 +346,7 @@ def _node(node: NodeView) -> NodeFrame:
 
 def _links(status: JobStatus, goodput: float | None) -> list[LinkFrame]:
     """Return the links: those of trees, those that have failed, then the slowest, as far as there is room."""
-    used = _used(status.policy)
+    used = tree_traffic(status.policy.trees)
     failed = {(link.source, link.target) for link in status.failed_links}
     known = {(link.source, link.target): link for link in status.links}
 
@@ -368,19 +375,6 @@ def _link(
         if rate and goodput is not None:
             load = used * goodput / rate
     return LinkFrame(*pair, _short(rate), _short(latency), _short(load, 3), marks)
-
-
-def _used(policy: PolicyStatus) -> dict[tuple[int, int], float]:
-    """Return the links of the trees, and how often all data go over each."""
-    used: dict[tuple[int, int], float] = defaultdict(float)
-    for tree in policy.trees:
-        for rank, parent in enumerate(tree.reduce_parent):
-            if parent >= 0:
-                used[rank, parent] += tree.share
-        for rank, parent in enumerate(tree.broadcast_parent):
-            if parent >= 0:
-                used[parent, rank] += tree.share
-    return dict(used)
 
 
 def _policy(policy: PolicyStatus) -> PolicyFrame:

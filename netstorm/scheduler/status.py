@@ -5,6 +5,8 @@ Fields are append-only, because programs read them. Rates are in bit/s, times in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "TreeStatus",
     "ViewChangeStatus",
     "ViewStatus",
+    "tree_traffic",
 ]
 
 
@@ -91,6 +94,17 @@ class TreeStatus(msgspec.Struct, frozen=True, kw_only=True):
     reduce_parent: tuple[int, ...]
     """By rank; -1 at the root."""
     broadcast_parent: tuple[int, ...]
+
+
+def tree_traffic(trees: Iterable[TreeStatus]) -> dict[tuple[int, int], float]:
+    """Return how often all data go over each link, from a rank to another, along some trees."""
+    carried: dict[tuple[int, int], float] = {}
+    for tree in trees:
+        up = [(rank, parent) for rank, parent in enumerate(tree.reduce_parent) if parent >= 0]
+        down = [(parent, rank) for rank, parent in enumerate(tree.broadcast_parent) if parent >= 0]
+        for link in (*up, *down):
+            carried[link] = carried.get(link, 0.0) + tree.share
+    return carried
 
 
 class DetourStatus(msgspec.Struct, frozen=True, kw_only=True):

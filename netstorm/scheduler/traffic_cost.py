@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from netstorm.errors import Unreachable
-from netstorm.scheduler.status import NodeView, TreeStatus
+from netstorm.scheduler.status import NodeView, TreeStatus, tree_traffic
 from netstorm.topology.network import Network, Rank
 
 __all__ = ["cost_an_hour"]
@@ -30,27 +30,13 @@ def cost_an_hour(network: Network, nodes: Sequence[NodeView], trees: Sequence[Tr
     }
     if not sending or not any(link.price for link in network.links):
         return None
-    cost = 0.0
+    cost, carried = 0.0, tree_traffic(trees)
     for rank, rate in sending.items():
-        shares = _shares_out_of(rank, trees)
+        shares = {target: share for (source, target), share in carried.items() if source == rank}
         if total := sum(shares.values()):
             a_gigabyte = sum(share * _price(network, rank, to) for to, share in shares.items()) / total
             cost += rate / 8e9 * 3600 * a_gigabyte
     return cost
-
-
-def _shares_out_of(rank: int, trees: Sequence[TreeStatus]) -> dict[int, float]:
-    """Return how often all data go from a rank to each other one, in trees of any share."""
-    shares: dict[int, float] = {}
-    for tree in trees:
-        if rank >= len(tree.reduce_parent):  # it has just come
-            continue
-        to = [child for child, parent in enumerate(tree.broadcast_parent) if parent == rank]
-        if tree.reduce_parent[rank] >= 0:
-            to.append(tree.reduce_parent[rank])
-        for other in to:
-            shares[other] = shares.get(other, 0.0) + tree.share
-    return shares
 
 
 def _price(network: Network, source: int, target: int) -> float:
