@@ -71,7 +71,7 @@ def dashboard(
 
         if file is not None and scheduler is not None:
             raise UsageError(f"--file {file} and --scheduler {scheduler}: expected one of them")
-        settings = Settings.from_environment()
+        settings = Settings.from_environment(elastic="")
         make, secret = _live(scheduler, token_file, ca) if file is None else (_replay(file), False)
         token = secrets.token_urlsafe(24) if secret or not is_loopback(host) else None
         guard = PageGuard(token, (host, settings.node_host))

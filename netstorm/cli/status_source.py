@@ -173,7 +173,7 @@ def reach(
     Raises:
         UsageError: there is none, or there are several; the message says what to do.
     """
-    settings = Settings.from_environment()
+    settings = Settings.from_environment(elastic="")  # of a job: how many it begins with is not known here
     https = address is not None and address.startswith("https://")
     return find_scheduler(address, settings, HttpAccess.load(settings, token_file, ca, https=https))
 

@@ -237,7 +237,7 @@ def _by_hand(peers: str, *, rates: bool, timeout: float, progress: Progress) -> 
     examined = [
         ExaminedHost(name=place, given=split_address(place, "--peers")) for place in peers.split(",") if place
     ]
-    key = key_of(job_key_of(Settings.from_environment()))
+    key = key_of(job_key_of(Settings.from_environment(elastic="")))
     asyncio.run(examine(examined, key=key, rates=rates, timeout=timeout, progress=progress))
     return examined
 
