@@ -30,13 +30,12 @@ def cost_an_hour(network: Network, nodes: Sequence[NodeView], trees: Sequence[Tr
     }
     if not sending or not any(link.price for link in network.links):
         return None
-    cost, carried = 0.0, tree_traffic(trees)
-    for rank, rate in sending.items():
-        shares = {target: share for (source, target), share in carried.items() if source == rank}
-        if total := sum(shares.values()):
-            a_gigabyte = sum(share * _price(network, rank, to) for to, share in shares.items()) / total
-            cost += rate / 8e9 * 3600 * a_gigabyte
-    return cost
+    carried, priced = dict[int, float](), dict[int, float]()
+    for (source, target), share in tree_traffic(trees).items():
+        if source in sending:
+            carried[source] = carried.get(source, 0.0) + share
+            priced[source] = priced.get(source, 0.0) + share * _price(network, source, target)
+    return sum(sending[rank] / 8e9 * 3600 * priced[rank] / share for rank, share in carried.items() if share)
 
 
 def _price(network: Network, source: int, target: int) -> float:

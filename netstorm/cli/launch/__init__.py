@@ -1,1 +1,1 @@
-"""`netstorm launch`: starts the processes of a job, here or through ssh, and ends them."""
+"""`netstorm launch`: starts the processes of a job, here or through ssh or Slurm, and ends them."""

@@ -35,10 +35,10 @@ def test_a_tutorial_has_no_outputs_in_the_repository(path: Path) -> None:
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_to_its_end(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient", reason="pip install nbclient ipykernel")
-    nbformat = pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
+    nbformat = pytest.importorskip("nbformat", reason="pip install nbclient ipykernel")
+    pytest.importorskip("ipykernel", reason="pip install nbclient ipykernel")
     if "torch" in path.stem:
-        pytest.importorskip("torch")
+        pytest.importorskip("torch", reason="PyTorch is not installed")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

@@ -149,7 +149,7 @@ def kubelet() -> Iterator[Kubelet]:
 def test_a_job_whose_pods_start_before_its_scheduler_trains_with_a_key_that_only_their_group_reads(
     kubelet: Kubelet,
 ) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     nodes = [kubelet.start("netstorm", "--epochs=2", index=index) for index in range(3)]
     scheduler = kubelet.start("netstorm-scheduler")
     for rank, node in enumerate(nodes):

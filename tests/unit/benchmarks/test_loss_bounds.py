@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="PyTorch is not installed")
 
 RANKS, ELEMENTS, STEPS = 4, 10_000, 12
 

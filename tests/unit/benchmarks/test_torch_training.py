@@ -72,7 +72,7 @@ def test_a_loss_that_rises_again_was_reached_when_it_first_was(bench):
 
 @pytest.mark.parametrize(("width", "layers", "context"), [(32, 1, 16), (64, 3, 32)])
 def test_the_size_of_the_gpt_is_that_of_the_examples_model(bench, monkeypatch, width, layers, context):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "examples"))
     model = importlib.import_module("gpt.model").GPT(context=context, width=width, layers=layers, heads=4)
     expected = sum(parameter.numel() for parameter in model.parameters())
