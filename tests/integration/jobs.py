@@ -123,8 +123,8 @@ class Job:
         }
         if forker is not None:
             files = {name: str(self.folder / f"{name}{rank}") for name in ("out", "err")}
-            for file in files.values():
-                Path(file).touch()
+            for file in files.values():  # emptied here: what a process before it said is not this one's
+                Path(file).write_bytes(b"")
             self._processes[rank] = ForkedProcess(forker, words=words, environment=environment, **files)
             return
         with (self.folder / f"out{rank}").open("wb") as out, (self.folder / f"err{rank}").open("wb") as err:
@@ -160,12 +160,15 @@ class Job:
             self.folder / f"err{rank}"
         ).read_text(errors="replace")
 
-    def wait_until_said(self, rank: int, text: str, timeout_s: float = 60, *, after: str = "") -> None:
-        """Wait until a process has written `text`, after it has written `after` for the first time."""
+    def wait_until_said(
+        self, rank: int, text: str, timeout_s: float = 60, *, after: str = "", times: int = 1
+    ) -> None:
+        """Wait until a process has written `text` so often, after it first wrote `after`."""
         deadline = time.monotonic() + timeout_s
         while True:
             has_ended = self._processes[rank].poll() is not None  # it may write, and end, at any moment
-            if text in self.said(rank).partition(after)[2] if after else text in self.said(rank):
+            said = self.said(rank)
+            if (said.partition(after)[2] if after else said).count(text) >= times:
                 return
             assert not has_ended, f"rank {rank} ended: {self.said(rank)}"
             assert time.monotonic() < deadline, f"rank {rank} never said {text!r}; {self._everything_said()}"
