@@ -146,7 +146,12 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _add_mxnet(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--model", choices=("mlp", "cnn"), default="mlp", help="cnn: that of the examples; default mlp")
+    add(
+        "--model",
+        choices=("mlp", "cnn", "alexnet"),
+        default="mlp",
+        help="cnn: that of the examples; alexnet: 20 million values, Adam; default mlp",
+    )
     add("--techniques", default="", metavar="NAME,...", help="added to the last system, one at a time")
     add("--epochs", type=number, default=4, metavar="N", help="default 4")
     add("--epoch-steps", type=number, metavar="N", help="of an epoch; default: once through the samples")

@@ -38,6 +38,8 @@ SHAPE: Final = ("model", "width", "batch_size", "lr", "seed")
 """Options that workers must know."""
 
 _PIXELS, _CLASSES = 64, 10
+_ALEXNET: Final = 20_344_650
+"""Parameters of MXNet's AlexNet for images of 63 pixels and ten classes."""
 _LOOK_STEPS: Final = 8
 """From one look at the test samples to the next, as in one process."""
 _TIMEOUT_S: Final = 600.0
@@ -77,14 +79,18 @@ def train_with_mxnet(
     ]
     launch = system.launch(case).running(command).placed(place.command)
     epochs = options.epochs if own else options.mxnet_epochs or options.epochs
-    try:
-        with Group(launch, start_timeout_s=options.timeout, round_timeout_s=options.timeout) as group:
-            for _ in range(epochs):
-                before = place.carried()
-                answers = group.ask({"do": "train", "steps": options.epoch_steps})
-                found["epochs"].append(_epoch(answers, before, place.carried()))
-    except ChildError as error:
-        found["error"] = str(error)
+    for _ in range(1 if own else _ATTEMPTS):
+        found["error"] = None
+        try:
+            with Group(launch, start_timeout_s=options.timeout, round_timeout_s=options.timeout) as group:
+                for _ in range(epochs):
+                    before = place.carried()
+                    answers = group.ask({"do": "train", "steps": options.epoch_steps})
+                    found["epochs"].append(_epoch(answers, before, place.carried()))
+        except ChildError as error:
+            found["error"] = str(error)
+        if found["error"] is None or found["epochs"]:
+            break
     return found | summary(found["epochs"], options.target)
 
 
@@ -105,16 +111,14 @@ def mxnet_on_loopback(seed: int, options: argparse.Namespace) -> Curve:
         epoch_steps=_LOOK_STEPS,
         timeout=_TIMEOUT_S,
     )
-    found: dict[str, Any] = {}
-    for _ in range(_ATTEMPTS):
-        with scratch_folder() as folder, on_loopback() as place:
-            found = train_with_mxnet("mxnet-star-best", job, network, place, folder)
-        if found["error"] is None:
-            curve = Curve()
-            for number, epoch in enumerate(found["epochs"], 1):
-                curve.add(number * _LOOK_STEPS, epoch["accuracy"])
-            return curve
-    raise ChildError(found["error"])
+    with scratch_folder() as folder, on_loopback() as place:
+        found = train_with_mxnet("mxnet-star-best", job, network, place, folder)
+    if found["error"] is not None:
+        raise ChildError(found["error"])
+    curve = Curve()
+    for number, epoch in enumerate(found["epochs"], 1):
+        curve.add(number * _LOOK_STEPS, epoch["accuracy"])
+    return curve
 
 
 def _epoch(
@@ -135,6 +139,8 @@ def _epoch(
 
 def parameters_of(model: str, width: int) -> int:
     """Return how many parameters the net of `workers/train.py` has."""
+    if model == "alexnet":
+        return _ALEXNET
     if model == "mlp":
         return _PIXELS * width + width + width * width + width + width * _CLASSES + _CLASSES
     first, second = width // 4, width // 2

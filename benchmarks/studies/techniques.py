@@ -33,8 +33,6 @@ from studies.accuracy import MXNET, PLAIN, rows, steps_to
 
 _SYSTEM: Final = "netstorm-packing"
 _MXNET: Final = "mxnet-star-best"
-_ATTEMPTS: Final = 3
-"""Of a call in which no system has come to its first epoch: MXNet's server now and then ends at its start."""
 _KEPT: Final = ("system", "parameters", "settings", "error")
 """What is kept of a row of `netstorm bench train`, beside its epochs."""
 
@@ -73,14 +71,10 @@ def _train(call: Sequence[str], part: Path) -> tuple[int, dict[str, Any]]:
     """Run `netstorm bench train`, and return its exit code and the results in `part`; empty: there are
     none.
     """
-    code, found = 0, dict[str, Any]()
-    for _ in range(_ATTEMPTS):
-        code = train.main(call)
-        text = part.read_text() if part.exists() else ""
-        part.unlink(missing_ok=True)
-        found = json.loads(text) if text else {}
-        if code != 1 or any(row["epochs"] for row in found.get("results", ())):
-            break
+    code = train.main(call)
+    text = part.read_text() if part.exists() else ""
+    part.unlink(missing_ok=True)
+    found: dict[str, Any] = json.loads(text) if text else {}
     return code, found
 
 

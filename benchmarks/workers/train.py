@@ -14,11 +14,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import netstorm.frontends.mxnet  # noqa: F401 - registers dist_sync_netstorm
+from digits import models
 from digits.data import load
 from digits.shards import Batch, Shard, in_order
 from harness.serving import Answer, serve
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.local_updates import LocalSGD
+
+ALEXNET_PIXELS = 63
+"""Of a side of AlexNet's images: the fewest that it takes."""
 
 
 class Training:
@@ -36,15 +40,19 @@ class Training:
             self.data.train, rank=self.store.rank, ranks=ranks, batch_size=batch_size, seed=shape["seed"]
         )
         self.batches = self._batches()
-        self.flat = shape["model"] == "mlp"
+        self.model = shape["model"]
+        self.input = models.InputShape(channels=3, size=ALEXNET_PIXELS)
         mx.random.seed(shape["seed"])
-        self.net: Any = _mlp(shape["width"]) if self.flat else cnn(shape["width"])
+        self.net: Any = _net(self.model, shape["width"])
         self.net.initialize(mx.init.Xavier())
         self.net(self._pixels(self.data.test.images[:1]))
+        settings = {"learning_rate": shape["lr"]}
+        if self.model != "alexnet":  # which has Adam, as the paper trains it
+            settings["momentum"] = 0.9 if shape["momentum"] else 0.0
         self.trainer = mx.gluon.Trainer(
             self.net.collect_params(),
-            "sgd",
-            {"learning_rate": shape["lr"], "momentum": 0.9 if shape["momentum"] else 0.0},
+            "adam" if self.model == "alexnet" else "sgd",
+            settings,
             kvstore=self.store,
         )
         self.divisor = batch_size * (1 if local else ranks)  # gradients are sums over all ranks, or one's own
@@ -90,8 +98,16 @@ class Training:
         return right / total
 
     def _pixels(self, images: Any) -> Any:
-        shaped = images.reshape(len(images), -1) if self.flat else images
+        if self.model == "alexnet":
+            return models.prepare(images, self.input, self.data.white)
+        shaped = images.reshape(len(images), -1) if self.model == "mlp" else images
         return mx.nd.array(shaped / self.data.white)
+
+
+def _net(model: str, width: int) -> Any:
+    if model == "alexnet":
+        return models.build("alexnet", classes=10)
+    return _mlp(width) if model == "mlp" else cnn(width)
 
 
 def _mlp(width: int) -> Any:
