@@ -633,7 +633,8 @@ class SignalWatch:
         self._read_end, self._write_end = socket.socketpair()
         self._read_end.setblocking(False)
         self._write_end.setblocking(False)
-        self._previous_fd = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+        self.previous_fd = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+        """What signals woke before this watch began; -1: nothing."""
         self._took_sigterm = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if self._took_sigterm:
             # The default kills without an announcement, and the others would wait for a heartbeat time-out.
@@ -645,9 +646,9 @@ class SignalWatch:
         """Handle the signals that have come. On the I/O thread only."""
         with contextlib.suppress(OSError):  # none has, or it is closed
             numbers = self._read_end.recv(64) if self._open else b""
-            if numbers and self._previous_fd >= 0:  # an event loop's, which calls the script's handlers
+            if numbers and self.previous_fd >= 0:  # an event loop's, which calls the script's handlers
                 with contextlib.suppress(OSError):
-                    os.write(self._previous_fd, numbers)
+                    os.write(self.previous_fd, numbers)
             for number in set(numbers) & _NAMES.keys():
                 handler = signal.getsignal(number)
                 if handler in _ENDING:
@@ -675,9 +676,13 @@ class SignalWatch:
             self._read_end.close()
 
     def _restore(self) -> None:
-        replaced = signal.set_wakeup_fd(self._previous_fd)
-        if replaced != self._write_end.fileno():  # an event loop's, which began later
+        replaced = signal.set_wakeup_fd(self.previous_fd)
+        own = self._write_end.fileno()
+        if replaced != own:  # an event loop's or another watch's, which began later
             signal.set_wakeup_fd(replaced)
+            for watch in _watches:
+                if watch.previous_fd == own:
+                    watch.previous_fd = self.previous_fd
         if self._took_sigterm and signal.getsignal(signal.SIGTERM) is _exit_on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

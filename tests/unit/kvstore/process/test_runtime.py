@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -118,6 +119,22 @@ def test_an_event_loop_that_was_there_before_hears_of_its_signals():
         signal.set_wakeup_fd(before)
         os.close(reading)
         os.close(writing)
+
+
+def test_watches_may_end_in_the_order_in_which_they_began():
+    before = signal.set_wakeup_fd(-1)
+    try:
+        with contextlib.ExitStack() as newer:
+            with watching():
+                watch, _ = newer.enter_context(watching())
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            send(signal.SIGTERM)
+            watch.poll()
+            assert watch.last == "SIGTERM"
+        assert signal.set_wakeup_fd(before) == -1
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(before)
 
 
 def test_an_event_loop_that_began_later_keeps_its_descriptor():
