@@ -242,6 +242,9 @@ class HostPipes:
             return
         for connection, pipes in list(self._written.items()):
             self._write_out(connection, pipes)
+        # Who is woken by a pipe waits for the processor of the writer, which is taken to sleep soon. It goes on
+        # for a while instead, and where others wait for processors, it is then their turn.
+        os.sched_yield()
 
     def _write_out(self, connection: Connection, pipes: _Pipes) -> None:
         if self._guarded != threading.get_ident():
