@@ -242,8 +242,8 @@ class HostPipes:
             return
         for connection, pipes in list(self._written.items()):
             self._write_out(connection, pipes)
-        # Who is woken by a pipe waits for the processor of the writer, which is taken to sleep soon. It goes on
-        # for a while instead, and where others wait for processors, it is then their turn.
+        # Linux lets whom a pipe wakes wait for the writer's processor, as if that were to sleep now. This
+        # thread may go on for a while.
         os.sched_yield()
 
     def _write_out(self, connection: Connection, pipes: _Pipes) -> None:
