@@ -242,9 +242,6 @@ class HostPipes:
             return
         for connection, pipes in list(self._written.items()):
             self._write_out(connection, pipes)
-        # Linux lets whom a pipe wakes wait for the writer's processor, as if that were to sleep now. This
-        # thread may go on for a while.
-        os.sched_yield()
 
     def _write_out(self, connection: Connection, pipes: _Pipes) -> None:
         if self._guarded != threading.get_ident():
