@@ -100,12 +100,12 @@ class HostPipes:
         self._counters: Final = counters
         self._most_bytes: Final = most_bytes
         self._offered: Final[dict[Connection, _Offer]] = {}
-        self._pipes: Final[dict[Connection, _Pipes]] = {}
+        self._pipes: Final[dict[Connection, _WayOut]] = {}
         """Those that messages go through."""
-        self._incoming: Final[dict[Connection, _Incoming]] = {}
+        self._incoming: Final[dict[Connection, _WayIn]] = {}
         self._readable: Final[dict[Connection, None]] = {}
         """In the order of their turns."""
-        self._written: Final[dict[Connection, _Pipes]] = {}
+        self._written: Final[dict[Connection, _WayOut]] = {}
         """Those with something to write."""
         self._buffer: Final = ctypes.create_string_buffer(_PIECE)
         self._guarded = 0
@@ -144,7 +144,7 @@ class HostPipes:
         os.close(offer.back[1])
         self._offered[connection] = offer._replace(there=(-1, -1), back=(-1, -1))
         if offer.slot[_HAS_BOTH]:
-            self._pipes[connection] = _Pipes(offer.there[1])
+            self._pipes[connection] = _WayOut(offer.there[1])
         else:
             os.close(offer.there[1])
             self._forget(connection)
@@ -167,7 +167,7 @@ class HostPipes:
                 os.close(read)
                 os.close(write)
                 return
-            self._pipes[connection] = _Pipes(write)
+            self._pipes[connection] = _WayOut(write)
             self._listen(connection, read)
             slot[_HAS_BOTH] = 1
 
@@ -243,7 +243,7 @@ class HostPipes:
         for connection, pipes in list(self._written.items()):
             self._write_out(connection, pipes)
 
-    def _write_out(self, connection: Connection, pipes: _Pipes) -> None:
+    def _write_out(self, connection: Connection, pipes: _WayOut) -> None:
         if self._guarded != threading.get_ident():
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGPIPE,))  # a script may want to end by it
             self._guarded = threading.get_ident()
@@ -269,7 +269,7 @@ class HostPipes:
                 break
         self._written.pop(connection, None)
 
-    def _has_room(self, connection: Connection, pipes: _Pipes) -> None:
+    def _has_room(self, connection: Connection, pipes: _WayOut) -> None:
         self._descriptors.unwatch(pipes.descriptor)
         pipes.waits = False
         self._written[connection] = pipes
@@ -315,7 +315,7 @@ class HostPipes:
             room -= 1
         self._readable[connection] = None
 
-    def _fill(self, connection: Connection, incoming: _Incoming) -> bool:
+    def _fill(self, connection: Connection, incoming: _WayIn) -> bool:
         """Read what there is, at most a pipe's size; return whether there was anything."""
         if incoming.ended:
             return False
@@ -329,7 +329,7 @@ class HostPipes:
         return False
 
     def _listen(self, connection: Connection, descriptor: int) -> None:
-        self._incoming[connection] = _Incoming(descriptor)
+        self._incoming[connection] = _WayIn(descriptor)
         self._descriptors.watch(descriptor, lambda: self._mark(connection))
 
     def _mark(self, connection: Connection) -> None:
@@ -351,7 +351,7 @@ class _Offer(NamedTuple):
     slot: memoryview
 
 
-class _Pipes:
+class _WayOut:
     """The way out of a connection."""
 
     __slots__ = ("descriptor", "is_broken", "pieces", "waits")
@@ -366,7 +366,7 @@ class _Pipes:
         """Nobody reads it any more."""
 
 
-class _Incoming:
+class _WayIn:
     """The way in."""
 
     __slots__ = ("bytes", "descriptor", "ended")
