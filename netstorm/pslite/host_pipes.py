@@ -54,6 +54,9 @@ _REFERENCE: Final = 2
 _PIECE: Final = 65_536
 """Bytes of one call: as much as a pipe holds by default."""
 
+_MOST_WAITING: Final = 65_536
+"""Pieces that wait for room, far above what sessions have under way: the peer has stopped reading."""
+
 _OPEN: Final = os.O_NONBLOCK | os.O_CLOEXEC
 
 # A pipe's read and write never wait here, so they keep the interpreter lock: to get it back may take long.
@@ -220,7 +223,7 @@ class HostPipes:
         reads the pipe any more.
         """
         pipes = self._pipes[connection]
-        if pipes.is_broken:
+        if pipes.is_broken or len(pipes.pieces) > _MOST_WAITING:
             return False
         if not pipes.waits:
             self._written[connection] = pipes

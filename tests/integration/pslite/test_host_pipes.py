@@ -107,6 +107,15 @@ def test_what_a_full_pipe_does_not_take_comes_later_in_order(vans):
     ]
 
 
+def test_a_peer_that_has_stopped_reading_is_given_no_more_than_a_bound(vans):
+    taken = 0
+    while taken < 100_000 and vans.here.transmit(A, b"x", None):
+        taken += 1
+        if taken % 1000 == 0:
+            vans.here.poll(0)
+    assert 65_536 <= taken < 80_000
+
+
 def test_one_poll_returns_no_more_than_a_few_messages_and_the_next_goes_on(vans):
     for _ in range(100):
         vans.here.transmit(A, b"x", None)
