@@ -34,6 +34,7 @@ import numpy as np
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, constant_payload, is_constant
 from netstorm.protocol.messages import SharedMemory
+from netstorm.pslite.host_pipes import SLOT_BYTES, SLOTS, HostPipes
 from netstorm.pslite.van import Connection
 
 __all__ = ["SharedPayloads"]
@@ -44,8 +45,11 @@ _SIZE: Final = 256 * 2**20
 
 _TOKEN_BYTES: Final = 16
 _LEASES: Final = 8192
+_PIPES_BEGIN: Final = 8448
+"""Where it is said which pipes there are (`host_pipes`): after the token, by which a reader knows that it has
+the right memory, and leases."""
 _BEGIN: Final = 16384
-"""Where payloads begin: after the token, by which a reader knows that it has the right memory, and leases."""
+"""Where payloads begin."""
 
 _LEAST: Final = 16 * 1024
 """Bytes of a payload for which a reference costs less than copies through the kernel."""
@@ -71,14 +75,18 @@ class SharedPayloads:
     thread; payloads may die on any.
     """
 
-    def __init__(self, counters: Counters, *, most_bytes: int, nbytes: int = _SIZE) -> None:
+    def __init__(
+        self, counters: Counters, *, most_bytes: int, nbytes: int = _SIZE, pipes: HostPipes | None = None
+    ) -> None:
         """Begin without memory: `nbytes` are taken for the first peer.
 
         Args:
             counters: count payloads that went by reference, and those for which there was no room.
             most_bytes: of a payload.
             nbytes: of the memory.
+            pipes: for the messages between the same processes; None: these go over connections.
         """
+        self._pipes: Final = pipes
         self._counters: Final = counters
         self._nbytes: Final = nbytes
         self._most_bytes: Final = most_bytes
@@ -96,11 +104,17 @@ class SharedPayloads:
                 self._own = _OwnMemory(self._nbytes)
             except OSError:
                 self._unavailable = True
-        return None if self._own is None else self._own.described(connection)
+        if self._own is None:
+            return None
+        if self._pipes is not None:
+            self._pipes.offer(connection, self._own.slot(connection))
+        return self._own.described(connection)
 
     def share(self, connection: Connection) -> None:
         """Send payloads over a connection by reference from now on: its peer has the memory."""
         self._shared.add(connection)
+        if self._pipes is not None:
+            self._pipes.opened(connection)
 
     def shares(self, connection: Connection) -> bool:
         """Return whether payloads over a connection opened here go by reference."""
@@ -109,7 +123,10 @@ class SharedPayloads:
     def borrow(self, connection: Connection, memory: SharedMemory) -> bool:
         """Map the memory of the process that has opened a connection; return whether that worked."""
         with contextlib.suppress(OSError, ValueError):
-            self._borrowed[connection] = _PeersMemory(memory)
+            borrowed = self._borrowed[connection] = _PeersMemory(memory)
+            if self._pipes is not None:
+                slot = borrowed.slot(memory.number)
+                self._pipes.accept(connection, memory.number, memory.process, slot)
             return True
         return False
 
@@ -135,6 +152,8 @@ class SharedPayloads:
 
     def closed(self, connection: Connection) -> None:
         """Note that a connection is gone. What came over it stays valid for as long as it is used."""
+        if self._pipes is not None:
+            self._pipes.close(connection)
         self._borrowed.pop(connection, None)
         if connection in self._shared:
             self._shared.remove(connection)
@@ -209,6 +228,10 @@ class _OwnMemory:
             token=self._token,
             number=int(connection),
         )
+
+    def slot(self, connection: Connection) -> memoryview:
+        """Return where its pipes are named."""
+        return _slot(self._map, int(connection))
 
     def reference(self, connection: Connection, payload: Buffer) -> bytes | None:
         """See `SharedPayloads.reference`."""
@@ -348,6 +371,10 @@ class _PeersMemory:
         if self._map[:_TOKEN_BYTES] != memory.token:
             raise ValueError(f"{path} is another process's memory")
 
+    def slot(self, number: int) -> memoryview:
+        """Return where its owner names the pipes of a connection, by its number there."""
+        return _slot(self._map, number)
+
     def payload(self, offset: int, nbytes: int, lease: int) -> Buffer | None:
         """See `SharedPayloads.payload`."""
         if not (_BEGIN <= offset <= offset + nbytes <= len(self._map) and 0 < lease <= _LEASES):
@@ -359,3 +386,8 @@ class _PeersMemory:
     def _end(self, lease: int) -> None:
         if os.getpid() == self._process:  # a forked child has a copy of what refers to the payload
             self._map[_TOKEN_BYTES + lease] = 0
+
+
+def _slot(memory: mmap.mmap, number: int) -> memoryview:
+    begin = _PIPES_BEGIN + number % SLOTS * SLOT_BYTES
+    return memoryview(memory)[begin : begin + SLOT_BYTES]

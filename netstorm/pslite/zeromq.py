@@ -44,6 +44,7 @@ from netstorm.pslite.guard import (
     raise_descriptor_limit,
 )
 from netstorm.pslite.host_addresses import source_towards
+from netstorm.pslite.host_pipes import HostPipes, PipeMessage
 from netstorm.pslite.proofs import Mismatch, reason_of_opener
 from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.shared_memory import SharedPayloads
@@ -117,9 +118,14 @@ class ZmqVan:
             max_message_bytes=largest,
         )
         self.accepted: Final = self._guard.accepted
-        self.memory: Final = SharedPayloads(counters, most_bytes=max_message_bytes)
+        self._resolved: deque[tuple[ZmqLink, str, str]] = deque()
+        """Finished name look-ups: the link, the address or "", the error or ""."""
+        self._descriptors: Final = DescriptorPoller(self._connect_resolved)
+        self._pipes: Final = HostPipes(self._descriptors, counters, most_bytes=max_message_bytes)
+        self.memory: Final = SharedPayloads(counters, most_bytes=max_message_bytes, pipes=self._pipes)
         """Of payloads between processes of this machine."""
-        self._reader: Final = ZmqReader(Drops(counters), self._guard, self.memory)
+        self._drops: Final = Drops(counters)
+        self._reader: Final = ZmqReader(self._drops, self._guard, self.memory)
         self._router: zmq.Socket[bytes] | None = None
         self._port = 0
         self._links: dict[Connection, ZmqLink] = {}
@@ -127,12 +133,9 @@ class ZmqVan:
         self._written: dict[zmq.Socket[bytes], Connection | None] = {}
         """Sockets that were written to since they were last checked; None stands for the ROUTER."""
         self._events: list[VanEvent] = []
-        self._resolved: deque[tuple[ZmqLink, str, str]] = deque()
-        """Finished name look-ups: the link, the address or "", the error or ""."""
         self._shut = False
         self.on_shut: Callable[[], None] = lambda: None
         """Closes what else belongs to the process's transport."""
-        self._descriptors: Final = DescriptorPoller(self._connect_resolved)
         self._guard.watch(self._watch_fd)
         abandon_after_fork(self)
 
@@ -208,6 +211,9 @@ class ZmqVan:
         """Hand over a message without blocking; False: not taken, and the connection is or will be
         `Broken`.
         """
+        if connection in self._pipes:
+            reference = None if payload is None else self.memory.reference(connection, payload)
+            return self._pipes.put(connection, header, payload, reference)
         if connection > 0:
             link = self._links.get(connection)
             if link is None:
@@ -271,18 +277,23 @@ class ZmqVan:
 
     def poll(self, timeout_s: float) -> list[VanEvent]:
         """Wait for events, at most `timeout_s`; return a bounded number of those that have happened."""
+        self._pipes.flush()
         self._check_written()
         if self._not_up:
             soonest = min(link.deadline for link in self._not_up.values())
             timeout_s = min(timeout_s, soonest - clock.monotonic())
-        if self._reader or self._events:
+        if self._reader or self._pipes or self._events:
             timeout_s = 0.0
         self._descriptors.poll(self.accepted.until_check(timeout_s))
         if self._not_up:
             self._break_overdue()
         self._events += self._guard.expelled()
+        if self._pipes:
+            self._came(self._pipes.read(_MESSAGES_AT_ONCE))
         self._reader.read(self._events, _MESSAGES_AT_ONCE)
-        self._events += self._reader.take_ended()
+        for ended in self._reader.take_ended():
+            self._came(self._pipes.drain(ended.connection))
+            self._events.append(ended)
         if self.accepted and not self._reader:
             self.accepted.check(clock.monotonic())
         events, self._events = self._events, []
@@ -320,6 +331,7 @@ class ZmqVan:
         self._shut = True
         self._descriptors.stop_waking()
         linger_ms = max(0, round(linger_s * 1000))
+        self._pipes.close_all()
         for link in list(self._links.values()):
             self._close_link(link, linger_ms)
         self._links.clear()
@@ -347,6 +359,7 @@ class ZmqVan:
         if self._shut:
             return  # the numbers of its descriptors may belong to other files by now
         self._shut = True
+        self._pipes.abandon()
         self.memory.close()
         close_inherited(self._port, {(link.address, link.port) for link in self._links.values()})
         self._descriptors.close()
@@ -390,6 +403,7 @@ class ZmqVan:
         if reason is not None:
             while self._reader.read_one(link.socket, link.connection, self._events):
                 pass  # what arrived before the end
+            self._came(self._pipes.drain(link.connection))
             self._break(link, reason)
 
     def _break_overdue(self) -> None:
@@ -410,6 +424,28 @@ class ZmqVan:
         link.close(linger_ms)
 
     # ------------------------------------------------------------------------------------------------ reading
+
+    def _came(self, messages: Iterable[tuple[Connection, PipeMessage | None]]) -> None:
+        """Take what has come through pipes."""
+        for connection, message in messages:
+            if message is None:
+                self._drop_pipe(connection, "what has come is no message")
+                continue
+            payload: Buffer | None = message.payload
+            if message.reference is not None:
+                payload = self.memory.payload(connection, message.reference)
+                if payload is None:
+                    self._drop_pipe(connection, "it refers to a payload that is not there")
+                    continue
+            frames = (message.header,) if payload is None else (message.header, payload)
+            self._events.append(Received(connection, frames))
+
+    def _drop_pipe(self, connection: Connection, detail: str) -> None:
+        """End a connection whose pipe brings what no van sends."""
+        self._drops.note("frames", f"the pipe of connection {connection}", detail, clock.monotonic())
+        self._events.append(Broken(connection, f"its pipe is damaged: {detail}"))
+        self.refuse(connection, detail)
+        self.close(connection)
 
     def _watch_socket(self, watched: zmq.Socket[bytes], connection: Connection | None) -> None:
         self._watch_fd(watched, lambda: self._reader.mark(watched, connection))
@@ -629,7 +665,7 @@ class ZmqReader:
         """Never read a socket again."""
         self._readable.pop(socket, None)
 
-    def take_ended(self) -> list[VanEvent]:
+    def take_ended(self) -> list[Broken]:
         """Return the ends of connections that others have opened. All their messages were read."""
         if not self.ended or None in self._readable.values():
             return []
@@ -753,10 +789,10 @@ class DescriptorPoller:
         self._closed = False
         self.watch(self._wake_fd, self._read_wake_ups)
 
-    def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        """Call `callback` from `poll` whenever `fd` is readable, until `unwatch`."""
+    def watch(self, fd: int, callback: Callable[[], None], events: int = select.EPOLLIN) -> None:
+        """Call `callback` from `poll` whenever `fd` is ready, by default readable, until `unwatch`."""
         self._callbacks[fd] = callback
-        self._epoll.register(fd, select.EPOLLIN)
+        self._epoll.register(fd, events)
 
     def unwatch(self, fd: int) -> None:
         """Stop watching; a descriptor that is not watched is ignored."""

@@ -753,8 +753,8 @@ class TimeoutSettings:
         switch(),
         True,
         "",
-        "payloads between processes of one user and machine lie in memory that they share, and do not go "
-        "through the connection; not with NETSTORM_CHECKSUMS=always",
+        "payloads between processes of one user and machine lie in memory that they share, and messages go "
+        "through pipes, instead of the connection; not with NETSTORM_CHECKSUMS=always",
     )
     switch_interval_s: float = setting(
         "NETSTORM_SWITCH_INTERVAL",

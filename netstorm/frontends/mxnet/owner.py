@@ -3,6 +3,8 @@
 An optimizer is Python code that queues operations on MXNet's engine, and some optimizers wait for values.
 Other ranks' gradients must not block the script's thread, nor an optimizer the I/O thread. So updates have a
 thread of their own. When a rank pulls a value, the engine makes a copy behind the updates that belong in it.
+
+What comes together is answered together: a step has many keys, and each hand-over wakes a thread.
 """
 
 from __future__ import annotations
@@ -12,22 +14,25 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
+from netstorm import clock
 from netstorm.compression.sparse import Rows
 from netstorm.errors import ProtocolViolation, UsageError
-from netstorm.frontends.mxnet.arrays import filled_rows, memory_of, rows_of
+from netstorm.frontends.mxnet.arrays import array_of, filled_rows, memory_of, rows_of
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
-from netstorm.frontends.mxnet.updates import CalledUpdater
+from netstorm.frontends.mxnet.engine import Completion, NDArray, compute_in_background, push_async
+from netstorm.frontends.mxnet.updates import CalledUpdater, queueing
 from netstorm.kvstore.asynchronous.blocks import Gradient, extent, has_whole_rows
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.process.runtime import Runtime, after_close
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
+from netstorm.pslite.system import active_calls, yield_to_call
 from netstorm.training.dcasgd import compensated_step
 from netstorm.training.owned_blocks import serving
 from netstorm.training.rule_states import (
@@ -51,6 +56,9 @@ __all__ = ["BlockPlace", "OwnedRule", "Owner", "arrays_of", "with_counts"]
 _JOIN_S: Final = 10.0
 """For an update to end, when this process does."""
 
+_TOGETHER_S: Final = 0.001
+"""How long what has been done waits for more. A large block takes longer, and waits for none."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -63,6 +71,9 @@ class Owner:
         """May be replaced while no rank has a push or pull outstanding."""
         self.runtime: Final = runtime
         self._calls: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
+        self._posted: Final = _Posted()
+        self._reads: list[_Read] = []
+        """Those that the engine gets next. Only the owner's thread uses this."""
         self._thread: Final = threading.Thread(target=self._run, name="netstorm-owner", daemon=True)
         self._thread.start()
         after_close(self.stop)
@@ -82,7 +93,14 @@ class Owner:
 
     def post(self, function: Callable[[], None]) -> None:
         """Have the I/O thread call a function. From any thread; does not wait."""
-        self.runtime.post(lambda _node, _now: function())
+        if self._posted.functions is not None:
+            self._posted.functions.append(function)
+        else:
+            self.runtime.post(lambda _node, _now: function())
+
+    def read(self, values: NDArray, then: Callable[[Buffer], None], name: str) -> None:
+        """Have the engine copy a block, behind the updates that are queued. On the owner's thread."""
+        self._reads.append(_Read(values, then, name))
 
     def stop(self) -> None:
         """End the thread."""
@@ -90,12 +108,86 @@ class Owner:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        while (function := self._calls.get()) is not None:
-            try:
-                function()
-            except Exception as error:  # noqa: BLE001 -- a user's rule may fail in any way
-                _log.exception("an update of a block that this rank owns has failed")
-                self.runtime.fail(f"its update rule has failed: {type(error).__name__}: {error}")
+        compute_in_background()
+        function = self._calls.get()
+        while function is not None:
+            until = clock.monotonic() + _TOGETHER_S
+            with self._together():
+                while function is not None:
+                    self._call(function)
+                    if self._calls.empty() or clock.monotonic() > until:
+                        break
+                    function = self._calls.get()
+            self._queue_reads()
+            if function is not None:
+                function = self._calls.get()
+
+    def _call(self, function: Callable[[], None]) -> None:
+        if active_calls:
+            yield_to_call()
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 -- a user's rule may fail in any way
+            _log.exception("an update of a block that this rank owns has failed")
+            self.runtime.fail(f"its update rule has failed: {type(error).__name__}: {error}")
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Have the I/O thread make all calls at once that this thread posts meanwhile."""
+        self._posted.functions = functions = list[Callable[[], None]]()
+        try:
+            yield
+        finally:
+            self._posted.functions = None
+            if functions:
+                self.runtime.post(lambda _node, _now: _call_all(functions))
+
+    def _queue_reads(self) -> None:
+        reads, self._reads = self._reads, []
+        if not reads:
+            return
+        runtime = self.runtime
+
+        def start(completion: Completion) -> None:
+            copies = [_copy_of(read.values) for read in reads]
+            completion.succeed()
+            with self._together():
+                for read, copied in zip(reads, copies, strict=True):
+                    read.then(copied)
+
+        def skipped() -> None:
+            names = ", ".join(sorted({repr(read.name) for read in reads}))
+            runtime.fail(f"an update of key {names}, of which it is an owner, has failed")
+
+        push_async(
+            start, reads=[read.values for read in reads], writes=(), name="netstorm_read", skipped=skipped
+        )
+
+
+class _Read(NamedTuple):
+    """A block's value that is wanted."""
+
+    values: NDArray
+    then: Callable[[Buffer], None]
+    name: str
+    """Of the key."""
+
+
+class _Posted(threading.local):
+    """What a thread has to give to the I/O thread together; None: it gives each at once."""
+
+    functions: list[Callable[[], None]] | None = None
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
+
+
+def _copy_of(values: NDArray) -> Array:
+    if values.stype == "row_sparse":
+        return rows_of(values).values.reshape(-1).copy()
+    return np.frombuffer(memory_of(values), np.uint8).copy()
 
 
 class _KeyRule:
@@ -151,20 +243,7 @@ class _KeyRule:
 
     def read(self, values: NDArray, then: Callable[[Buffer], None]) -> None:
         """Have the engine copy a block, behind the updates that are queued."""
-        runtime, name = self._owner.runtime, self._key.name
-
-        def start(completion: Completion) -> None:
-            if values.stype == "row_sparse":
-                copy: Array = rows_of(values).values.reshape(-1).copy()
-            else:
-                copy = np.frombuffer(memory_of(values), np.uint8).copy()
-            completion.succeed()
-            then(copy)
-
-        def skipped() -> None:
-            runtime.fail(f"an update of key {name!r}, of which it is an owner, has failed")
-
-        push_async(start, reads=(values,), writes=(), name="netstorm_read", skipped=skipped)
+        self._owner.read(values, then, self._key.name)
 
     def encoded_state(self, block: int, values: NDArray) -> bytes:
         """Return the optimizer's state of a block."""
@@ -191,7 +270,7 @@ class _KeyRule:
 
     def _array_of(self, values: Array) -> NDArray:
         """Return a copy of dense values of a block, in its shape."""
-        return mx.nd.array(values.reshape(self._shape(values.size)), ctx=mx.cpu(), dtype=self._key.dtype)
+        return array_of(np.asarray(values, self._key.dtype), self._shape(values.size))
 
     def _shape(self, size: int) -> tuple[int, ...]:
         """Return the shape of a block of `size` elements: that of its rows, if these are whole."""
@@ -425,10 +504,11 @@ class OwnedRule:
             return
         own = self._own
         state = self._prepare(own, place, stored, live)
-        if own.aggregate_num > 0:
-            own.update_multi_precision((key,), (stored,), (gradient,), [state])
-        else:
-            own.update_multi_precision(key, stored, gradient, state)
+        with queueing(own):
+            if own.aggregate_num > 0:
+                own.update_multi_precision((key,), (stored,), (gradient,), [state])
+            else:
+                own.update_multi_precision(key, stored, gradient, state)
 
     def update_compensated(
         self, place: BlockPlace, gradient: NDArray, stored: NDArray, live: tuple[float, ...], base: NDArray

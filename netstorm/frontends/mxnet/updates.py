@@ -35,6 +35,7 @@ __all__ = [
     "Updater",
     "can_be_captured",
     "digest_of",
+    "queueing",
     "write_atomically",
 ]
 
@@ -77,11 +78,16 @@ class OptimizerUpdater(mx.optimizer.Updater):
         elif not self.states_synced[key]:
             self.states[key] = self.sync_state_context(self.states[key], stored.context)
             self.states_synced[key] = True
-        with KeepingLock() if type(self.optimizer) in _ONLY_QUEUE else contextlib.nullcontext():
+        with queueing(self.optimizer):
             if self.aggregate_updates:
                 optimizer.update_multi_precision((key,), (stored,), (total,), [self.states[key]])
             else:
                 optimizer.update_multi_precision(key, stored, total, self.states[key])
+
+
+def queueing(optimizer: mx.optimizer.Optimizer) -> contextlib.AbstractContextManager[None]:
+    """Return what an optimizer's update is called within: if it waits for nothing, it keeps Python's lock."""
+    return KeepingLock() if type(optimizer) in _ONLY_QUEUE else contextlib.nullcontext()
 
 
 class CalledUpdater:
