@@ -5,10 +5,10 @@ beside one that is given the rates.
     netstorm bench unseen --seed 100..119 --simulated --json unseen.json
     netstorm bench unseen --seed 100 --rounds 13           # real nodes on an emulated network; needs root
 
-Each seed draws a network: sparse (routers that are also nodes), mesh, asymmetric, or access-limited (`cloud`),
-of 5 to 12 nodes. The figure of a network is the median round after the first ten over that of the informed job.
-Simulated, the two jobs run alone on virtual time; emulated, they take turns, a round each. Seeds 0 to 19 are
-for tuning, 100 to 119 for reports.
+Each seed draws a network of 5 to 12 nodes: sparse (`internet2`: routers that are also nodes), mesh, asymmetric,
+or access-limited (`cloud`). Its figure is the median round after the first ten over that of the informed job.
+Simulated, each job runs alone on virtual time; emulated, they take turns, a round each. Seeds 0 to 19 are for
+tuning, 100 to 119 for reports.
 """
 
 from __future__ import annotations
@@ -105,7 +105,12 @@ def simulate(seed: int, options: argparse.Namespace) -> Unseen:
     family, network = draw(seed)
     network = network.scaled(options.rates_scale)
     values = np.ones(options.size // 4, np.float32)
-    common = {"network": network, "seed": seed, "topology": "auto", "model": f"{options.size}B"}
+    common: dict[str, Any] = {
+        "network": network,
+        "seed": seed,
+        "topology": "auto",
+        "model": f"{options.size}B",
+    }
     informed = SimulatedCluster(network.size, **common).join()
     uninformed = SimulatedCluster(network.size, awareness=True, knows_links=False, **common).join()
     return Unseen(
@@ -152,12 +157,12 @@ def emulate(seed: int, options: argparse.Namespace, folder: Path) -> Unseen:
 def summary(found: Sequence[Unseen]) -> str:
     """Return all networks, the worst first, and how many keep the goal."""
     worst = sorted(found, key=lambda one: -one.ratio)
+    middle = statistics.median(one.ratio for one in found)
     within = sum(one.ratio <= 1.05 for one in found)
     return "\n".join(
         [
             *(f"x{one.ratio:.3f}  seed {one.seed}, {one.family}, {one.nodes} nodes" for one in worst),
-            f"after {LEARNT} rounds: median x{statistics.median(one.ratio for one in found):.3f}, "
-            f"at most 5 % slower on {within} of {len(found)}",
+            f"after {LEARNT} rounds: median x{middle:.3f}, at most 5 % slower on {within} of {len(found)}",
         ]
     )
 
@@ -196,8 +201,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="netstorm bench unseen", description=(__doc__ or "").split("\n\n", maxsplit=1)[0]
     )
     add = parser.add_argument
-    add("--seed", type=seeds, required=True, metavar="N[..M]", help="whose networks are drawn, such as 100..119")
-    add("--simulated", action="store_true", help="on virtual time; default: real nodes, emulated (needs root)")
+    add(
+        "--seed",
+        type=seeds,
+        required=True,
+        metavar="N[..M]",
+        help="whose networks are drawn, such as 100..119",
+    )
+    add(
+        "--simulated", action="store_true", help="on virtual time; default: real nodes, emulated (needs root)"
+    )
     add("--size", type=amount, default=8_000_000, help="of a round; default 8MB")
     add("--rounds", type=_more_than_learnt, default=LEARNT + 3, metavar="N", help="default 13")
     add("--rates-scale", type=factor, default=0.25, metavar="X", help="times all rates; default 0.25")
