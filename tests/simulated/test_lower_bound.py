@@ -22,7 +22,7 @@ from netstorm.topology.resources import optimum
     tensors=st.lists(st.integers(1, 250_000).map(lambda elements: 4 * elements), min_size=1, max_size=3),
     chunk_bytes=st.sampled_from([64 * 1024, 256 * 1024]),
 )
-def test_no_simulated_round_beats_it(scheme, family, nodes, seed, tensors, chunk_bytes):
+def test_no_simulated_round_beats_it(scheme, *, family, nodes, seed, tensors, chunk_bytes):
     network = generate(family, nodes, seed)
     policy = form_policy(network, scheme, tensors=tuple(tensors), chunk_bytes=chunk_bytes)
     experiment = Experiment(tensors=tuple(tensors), chunk_bytes=chunk_bytes, rounds=1, seed=seed)

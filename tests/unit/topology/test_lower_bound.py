@@ -1,4 +1,4 @@
-"""The bound that no all-reduce beats, against hand-made cases, the predictor, and its own weaker relatives."""
+"""The bound that no all-reduce beats, against hand-made cases, the predictor, and weaker bounds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netstorm.errors import Unreachable, UsageError
 from netstorm.lab.testing.strategies import networks
 from netstorm.protocol.frames import encode_body, seal
 from netstorm.protocol.messages import Part, Phase
@@ -89,7 +90,7 @@ def test_a_part_s_header_is_no_smaller_than_is_counted():
     assert len(header) == PART_HEADER_BYTES
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(networks(2, 6, symmetric=None, capped=True, routing=None), st.integers(1, 5 * MB), st.integers(1, MB))
 def test_each_refinement_only_raises_it(network, size, chunk):
     plain = bound(network, [size]).seconds
@@ -101,7 +102,7 @@ def test_each_refinement_only_raises_it(network, size, chunk):
 
 
 @pytest.mark.parametrize("scheme", ["star", "mst", "fapt", "packing"])
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     network=networks(2, 5, symmetric=None, capped=True, routing=None),
     tensors=st.lists(st.integers(4, 2 * MB), min_size=1, max_size=3),
@@ -110,8 +111,8 @@ def test_no_predicted_round_beats_it(scheme, network, tensors):
     chunk = 256 * 1024
     try:
         policy = SCHEMES[scheme](network, Options(tensors=tuple(tensors))).policy(0)
-    except Exception as error:  # a star needs links that not every network has
-        assert scheme == "star", error
+    except (UsageError, Unreachable):  # a star needs links that not every network has
+        assert scheme == "star"
         return
     took = predict(network, policy, tensors, chunk_bytes=chunk, header_bytes=PART_HEADER_BYTES).seconds
     least = bound(network, tensors, chunk_bytes=chunk, header_bytes=PART_HEADER_BYTES).seconds
