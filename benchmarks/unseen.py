@@ -6,9 +6,9 @@ beside one that is given the rates.
     netstorm bench unseen --seed 100 --rounds 13           # real nodes on an emulated network; needs root
 
 Each seed draws a network of 5 to 12 nodes: sparse (`internet2`: routers that are also nodes), mesh,
-asymmetric, or access-limited (`cloud`). Its figure is the median round after the first ten over that of the informed job.
-Simulated, each job runs alone on virtual time; emulated, they take turns, a round each. Seeds 0 to 19 are for
-tuning, 100 to 119 for reports.
+asymmetric, or access-limited (`cloud`). Its figure is the median round after the first ten over that of the
+informed job. Simulated, each job runs alone on virtual time; emulated, they take turns, a round each. Seeds 0
+to 19 are for tuning, 100 to 119 for reports.
 """
 
 from __future__ import annotations
