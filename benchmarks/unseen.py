@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from harness.arguments import amount, factor, number, seconds, writable
+from harness.arguments import amount, factor, folder, number, seconds, writable
 from harness.compare import Comparison
 from harness.emulated import emulated
 from harness.results import Row
@@ -123,12 +123,12 @@ def simulate(seed: int, options: argparse.Namespace) -> Unseen:
     )
 
 
-def emulate(seed: int, options: argparse.Namespace, folder: Path) -> Unseen:
+def emulate(seed: int, options: argparse.Namespace, scratch: Path) -> Unseen:
     """Return how the two jobs fare with real nodes, in turns."""
     family, network = draw(seed)
     network = network.scaled(options.rates_scale)
     case = Case(nodes=network.size, bytes=options.size)
-    entry = Entry(network=network, folder=folder, bytes=options.size, seed=seed)
+    entry = Entry(network=network, folder=scratch, bytes=options.size, seed=seed)
     systems = [system for one in enter([_INFORMED, _UNINFORMED], entry) for system in one.systems]
     rows = {system.name: Row(system=system, case=case) for system in systems}
     with emulated(network, options) as place:
@@ -140,6 +140,7 @@ def emulate(seed: int, options: argparse.Namespace, folder: Path) -> Unseen:
             round_timeout_s=options.timeout,
             on_round=lambda _: None,
             place=place.command,
+            logs=options.logs,
         )
         comparison.run(place.located(case), rows, _MEMORY_LIMIT)
     for name, row in rows.items():
@@ -173,9 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop_on_sigterm()
     found: list[Unseen] = []
     try:
-        with scratch_folder() as folder:
+        with scratch_folder() as scratch:
             for seed in options.seed:
-                one = simulate(seed, options) if options.simulated else emulate(seed, options, folder)
+                one = simulate(seed, options) if options.simulated else emulate(seed, options, scratch)
                 found.append(one)
                 print(one, flush=True)
                 _write(found, options)
@@ -217,6 +218,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--timeout", type=seconds, default=180.0, metavar="S", help="for a start or a round; default 180")
     add("--congestion", default="bbr", metavar="NAME", help="TCP's congestion control; default bbr")
     add("--backend", default="auto", metavar="NAME", help="of the emulation; default auto")
+    add("--logs", type=folder, metavar="FOLDER", help="keep what each process of an emulated job says there")
     add("--json", type=writable, metavar="FILE", help="write the results, after every network")
     return parser.parse_args(arguments)
 
