@@ -119,6 +119,10 @@ class _Way:
     """Least seconds from `a` to `b`."""
     sending_s: float
     """Of the seconds, so many go with the rate."""
+    dearest: str
+    """The fastest of the links, or the access line if that is the limit."""
+    dearest_share: float
+    """Of the rate."""
 
     def reason(self) -> str:
         over = f"leave it ({format_rate(self.rate)})" if self.outwards else f"enter rank {self.b}"
@@ -128,12 +132,13 @@ class _Way:
         return f"all that rank {self.a} contributes must {over}{joint}{onwards}{away}"
 
     def worth(self) -> str:
-        share = (1 - 1 / 1.1) * self.sending_s / self.seconds if self.seconds else 0.0
-        links = (
-            f"the links {'out of' if self.outwards else 'into'} rank {self.a if self.outwards else self.b}"
-        )
+        """Return what a tenth more of the dearest link is worth; empty: nothing that is shown."""
+        more = 0.1 * self.dearest_share
+        share = more / (1 + more) * self.sending_s / self.seconds if self.seconds else 0.0
         return (
-            f"a tenth more of {links} is worth at most {share:.1%} of that time" if share > _NOTHING else ""
+            f"a tenth more of {self.dearest} is worth at most {share:.1%} of that time"
+            if share > _NOTHING
+            else ""
         )
 
 
@@ -193,13 +198,17 @@ def _longest_way(network: Network, bits: float, chunks: _Chunks | None) -> _Way 
         if longest is not None and found[other] <= longest.seconds:
             continue
         a, b = (rank, other) if outwards else (other, rank)
-        total = float(rates[mine].sum())
+        total, fastest = float(rates[mine].sum()), int(rates[mine].argmax())
+        is_line = cap is not None and cap < total
+        link = f"{pairs[mine[fastest]][0]}→{pairs[mine[fastest]][1]}"
         longest = _Way(
             seconds=float(found[other]),
             a=a,
             b=b,
             outwards=outwards,
-            rate=total if cap is None else min(total, cap),
+            rate=cap if is_line and cap is not None else total,
+            dearest=f"{'egress' if outwards else 'ingress'} of rank {rank}" if is_line else link,
+            dearest_share=1.0 if is_line else float(rates[mine][fastest]) / total,
             latency=float(plain[a, b]),
             sending_s=float(found[other] - lost[:, other].min()),
         )

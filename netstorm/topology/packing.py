@@ -128,6 +128,8 @@ class Columns:
             load = pricing.loads(np.concatenate((nodes, above)), np.concatenate((above, nodes)))
         else:
             load = pricing.loads(*((nodes, above) if use is _Use.REDUCE else (above, nodes)))
+        if not pricing.rounds:  # no program is solved, and all loads of 512 nodes are 6 GB
+            return load
         name = (use, root, tuple(parents.tolist()))
         if name not in self._known:
             self._known.add(name)
