@@ -39,6 +39,7 @@ from harness.stopping import stop_on_sigterm
 from netstorm.cli.support import scratch_folder
 from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.files import load_network, tensors_of
+from netstorm.topology.lower_bound import LowerBound, lower_bound
 from netstorm.topology.network import Network
 from netstorm.topology.resources import optimum
 from race.course import Course, end_of_changes, with_course_repeated, with_times_scaled
@@ -55,6 +56,9 @@ _MEMORY_SHARE = 0.8
 
 _KEPT = ("rounds", "warmup", "seconds", "seed", "knowledge")
 """Options that the results hold."""
+
+_PAYLOAD_SHARE = 1460 / 1500
+"""At most, of a packet: the rest are headers of IP and TCP. Systems differ in what they cut values into."""
 
 _GOODPUT = 1448 / 1538
 """Of Ethernet's 1538 bytes for a full packet, TCP with time stamps carries 1448."""
@@ -200,18 +204,25 @@ def _rows(options: argparse.Namespace, network: Network, case: Case, folder: Pat
         knowledge=options.knowledge,
     )
     best = optimum(still, case.bytes).seconds
+    bound = _bound(still, case).seconds
     course = Course.of(network, case.bytes) if options.dynamic else None
     return [
         RaceRow(
             entrant=entrant,
             case=case,
             optimum_s=best,
+            bound_s=bound,
             goodput=_GOODPUT,
             parts={system.name: Row(system=system, case=case) for system in entrant.systems},
             course=course,
         )
         for entrant in enter(options.systems, entry)
     ]
+
+
+def _bound(network: Network, case: Case) -> LowerBound:
+    best = optimum(network, case.bytes)
+    return lower_bound(network, best, [4 * size for size in case.sizes], payload_share=_PAYLOAD_SHARE)
 
 
 def _up(options: argparse.Namespace) -> Callable[..., contextlib.AbstractContextManager[Place]]:
@@ -243,7 +254,9 @@ def _network(options: argparse.Namespace) -> Network:
 
 def _describe(options: argparse.Namespace, network: Network) -> dict[str, Any]:
     still = replace(network, changes=())
-    sizes = [case.bytes for case in _cases(options, network, None)]
+    cases = _cases(options, network, None)
+    sizes = [case.bytes for case in cases]
+    certificates = {str(case.bytes): _bound(still, case).certificate() for case in cases}
     known = {
         "file": str(options.network),
         "nodes": network.size,
@@ -265,7 +278,7 @@ def _describe(options: argparse.Namespace, network: Network) -> dict[str, Any]:
         "congestion": "",
         "goodput": _GOODPUT,
         "optimum_s": {str(size): optimum(still, size).seconds for size in sizes},
-        "optimum_reason": "" if options.dynamic else optimum(still, sizes[0]).reason().replace("\n", " "),
+        "certificates": {} if options.dynamic else certificates,
     }
     if options.dynamic:
         known |= {"times_scale": options.times_scale, "repeat": options.repeat}

@@ -43,6 +43,8 @@ class RaceRow:
     case: Case
     optimum_s: float
     """The fluid optimum for links of the network file's rates."""
+    bound_s: float
+    """What no system takes less than on such links: with latencies and the headers of IP and TCP."""
     goodput: float
     """What of a rate is left for data below TCP's and IP's headers."""
     parts: dict[str, Row] = field(default_factory=dict)
@@ -87,6 +89,11 @@ class RaceRow:
         return statistics.harmonic_mean(known) if known and len(known) == len(shares) else None
 
     @property
+    def of_bound(self) -> float | None:
+        """The bound over the median; None: there is none, or the network changes."""
+        return None if self.course is not None or self.median_s is None else self.bound_s / self.median_s
+
+    @property
     def error(self) -> str | None:
         """Why there is no time, or what went wrong."""
         errors = [row.error for row in self.parts.values() if row.error]
@@ -117,6 +124,7 @@ class RaceRow:
             "fastest_s": min(rounds, default=None),
             "slowest_s": max(rounds, default=None),
             "of_optimum": share,
+            "of_bound": self.of_bound,
             "of_goodput_optimum": None if share is None else share / self.goodput,
             "vs_star_best": self.times_over(others.get(_BEST)),
             "vs_star_mean": self.times_over(others.get(_MEAN)),
@@ -188,7 +196,7 @@ class RaceResults:
         table.add_column("size", justify="right", no_wrap=True)
         middle = "mean" if self.network.get("dynamic") else "median"
         ratios = self._ratios()
-        for heading in (middle, "range", *ratios.values(), "optimum", "CPU"):
+        for heading in (middle, "range", *ratios.values(), "optimum", "bound", "CPU"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("machine", justify="right", no_wrap=True)
         table.add_column("memory", justify="right", no_wrap=True)
@@ -200,11 +208,15 @@ class RaceResults:
         lines = [
             f"{known['nodes']} nodes, rates x {known['rates_scale']:g}, loss {loss}; {backend}; {congestion}",
             f"x SYSTEM: its {middle} over this one's. optimum: what part of the possible at full rates,",
-            f"headers not counted ({known['goodput']:.3f} of a rate is left for data).",
+            f"headers not counted ({known['goodput']:.3f} of a rate is left for data); bound: of what",
+            "is possible with latencies and the headers of IP and TCP.",
             "CPU: processor time of a round, all its processes. machine: share of all cores meanwhile.",
         ]
-        if known.get("optimum_reason"):
-            lines.append(f"Nothing is faster than the optimum: {known['optimum_reason']}.")
+        lines += [
+            f"{megabytes(int(size))}: {certificate}."
+            for size, certificate in known.get("certificates", {}).items()
+            if certificate
+        ]
         lines += [f"{row.entrant.name}: {row.error}" for row in self.rows if row.error]
         for line in lines:
             console.print(line, highlight=False, markup=False)
@@ -250,7 +262,7 @@ class RaceResults:
             *cells,
             f"{row[f'{typical}_s']:.2f} s",
             f"{row['fastest_s']:.2f}-{row['slowest_s']:.2f}",
-            *(shown(name, ".2f") for name in (*ratios, "of_optimum")),
+            *(shown(name, ".2f") for name in (*ratios, "of_optimum", "of_bound")),
             f"{shown('cpu_s', '.2f')} s",
             shown("machine_cpu_share", ".0%"),
             "" if row["peak_rss_bytes"] is None else f"{row['peak_rss_bytes'] / 1e6:.0f} MB",

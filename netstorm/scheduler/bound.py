@@ -23,9 +23,6 @@ _MOST_NODES: Final = 16
 _EVERY_S: Final = 10.0
 """Rates change with each measurement, a bound need not."""
 
-_CLEARLY: Final = 1.01
-"""What limits a round is its latency if that says so by more than rounding."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
@@ -149,12 +146,10 @@ def known_optimum(network: Network, nbytes: float) -> Optimum | None:
 
 
 def _bound(network: Network, nbytes: int) -> tuple[float, str] | None:
-    from netstorm.topology.resources import latency_bound  # noqa: PLC0415 - a second of SciPy
+    from netstorm.topology.lower_bound import lower_bound  # noqa: PLC0415 - a second of SciPy
 
     best = known_optimum(network, nbytes)
     if best is None:
         return None
-    by_latency = latency_bound(network, nbytes)
-    if by_latency > _CLEARLY * best.bound_s:
-        return by_latency, "all of a node's values must leave it, and reach the farthest one"
-    return best.bound_s, best.reason().replace("\n", " ")
+    found = lower_bound(network, best, [nbytes])  # how values are cut into chunks a status does not say
+    return found.seconds, f"{found.reason}; {found.worth}" if found.worth else found.reason

@@ -128,6 +128,8 @@ class Columns:
             load = pricing.loads(np.concatenate((nodes, above)), np.concatenate((above, nodes)))
         else:
             load = pricing.loads(*((nodes, above) if use is _Use.REDUCE else (above, nodes)))
+        if not pricing.rounds:  # no program is solved, and all loads of 512 nodes are 6 GB
+            return load
         name = (use, root, tuple(parents.tolist()))
         if name not in self._known:
             self._known.add(name)
@@ -284,6 +286,13 @@ _EFFORTS_APART: Final = (
 """The same if the two directions have separate trees, which are twice as many."""
 
 
+_MANY: Final = 128
+"""With more nodes a packing of a mesh is as good without further sweeps (512 nodes: .83 of what cuts allow, at
+128 .85), and behind access lines with half as many trees; else it takes a minute of a processor
+(benchmarks/studies/growth.py).
+"""
+
+
 class ResourcePrices:
     """A network as matrices: computes prices of edges from prices of resources."""
 
@@ -294,7 +303,7 @@ class ResourcePrices:
         pairs = np.array(resources.pairs)[useful]
         self.size: Final = size
         self.chunks: Final = -(-tensor_bytes // chunk_bytes)
-        self.trees: Final = 2 * size
+        self.trees = 2 * size
         """Number of trees that are grown under one price of delay."""
         self.sources: Final = pairs[:, 0]
         self.targets: Final = pairs[:, 1]
@@ -322,6 +331,9 @@ class ResourcePrices:
             for most, prices, sweeps, rounds in (_EFFORTS if self.symmetric else _EFFORTS_APART)
             if size <= most
         )
+        if size > _MANY:
+            dense = resources.only_links and 2 * len(pairs) > size * size
+            self.sweeps, self.trees = (0, 2 * size) if dense else (self.sweeps, size)
 
     def edge_prices(self, prices: Floats) -> Floats:
         """Return (N, N) the price of each edge, inf where there is none, from (R,) prices of resources.

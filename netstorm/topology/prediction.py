@@ -4,7 +4,7 @@ Modelled: store and forward of chunks; the transport's order on each connection 
     is within the window); aggregation and broadcast without processing time; the look-ahead; latencies;
     max-min fair shares of links, links under routed pairs and access caps; loss as reduced goodput; changes
     of links. Not
-modelled: headers, slow start, auxiliary paths, tensors that become ready one after the other.
+modelled: slow start, auxiliary paths, tensors that become ready one after the other.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def predict(
     tensors: Sequence[int],
     *,
     chunk_bytes: int,
+    header_bytes: int = 0,
     start: float = 0.0,
     most_chunks: int | None = None,
 ) -> Prediction:
@@ -56,6 +57,7 @@ def predict(
         network: links and their changes; cap and share as in `Resources`.
         tensors: bytes of each, in order of priority.
         chunk_bytes: of a full chunk.
+        header_bytes: of each chunk.
         start: seconds from the network's start to that of the all-reduce.
         most_chunks: if there are more chunks, the tensors are predicted as one tensor of so many chunks: this
             is
@@ -71,12 +73,12 @@ def predict(
         )
     if start < 0:
         raise UsageError(f"start is {start}: expected 0 s or more after the network's start")
-    chunks = chunks_of(policy, tensors, chunk_bytes)
+    chunks = chunks_of(policy, tensors, chunk_bytes, header_bytes)
     look_ahead, look_ahead_s = policy.look_ahead, policy.look_ahead_s
     if most_chunks is not None and len(chunks) > most_chunks:
         total = sum(tensors)
         larger = -(-total // most_chunks)
-        chunks = chunks_of(policy, [total], larger)
+        chunks = chunks_of(policy, [total], larger, header_bytes * larger // chunk_bytes)
         look_ahead = look_ahead * larger // chunk_bytes  # else it would be too small for the larger chunks
         look_ahead_s *= larger / chunk_bytes
     if network.changes:
@@ -88,7 +90,7 @@ def predict(
     return Prediction(seconds=events.now, bits=events.bits)
 
 
-def chunks_of(policy: Policy, tensors: Sequence[int], chunk_bytes: int) -> list[Chunk]:
+def chunks_of(policy: Policy, tensors: Sequence[int], chunk_bytes: int, header_bytes: int = 0) -> list[Chunk]:
     """Return the chunks of tensors of so many bytes, in order, each with its tree.
 
     A tensor's first chunk is in the slot of its first byte, the others in those after it.
@@ -98,7 +100,7 @@ def chunks_of(policy: Policy, tensors: Sequence[int], chunk_bytes: int) -> list[
     for tensor, size in enumerate(tensors):
         slot = offset // chunk_bytes
         for begin in range(0, size, chunk_bytes):
-            bits = 8.0 * min(chunk_bytes, size - begin)
+            bits = 8.0 * (min(chunk_bytes, size - begin) + header_bytes)
             chunks.append(Chunk(bits, policy.tree_of(slot + begin // chunk_bytes), tensor))
         offset += size
     return chunks

@@ -29,7 +29,6 @@ __all__ = [
     "Price",
     "Resources",
     "fluid_time",
-    "latency_bound",
     "optimum",
     "pair_loads",
     "with_look_ahead",
@@ -291,10 +290,20 @@ class Optimum:
 
     @property
     def bound_s(self) -> float:
-        """Seconds that no all-reduce takes less than: some bit is sent over a resource that has a price once
-        the optimum's time is over, and has its latency before it.
+        """Seconds that no all-reduce of the given tensor takes less than."""
+        return self.with_latencies(self.seconds)
+
+    def with_latencies(self, seconds: float) -> float:
+        """Return the time that takes the place of `seconds` at the optimum's rate if nothing that is sent
+        over a resource is of use before its latency is over.
         """
-        return self.seconds + min((price.latency for price in self.prices), default=0.0)
+        shares = np.array([price.share for price in self.prices])
+        latencies = np.array([price.latency for price in self.prices])
+        order = np.argsort(latencies)
+        shares = shares[order] / shares.sum()
+        # Until t a resource is of use for max(0, t - latency) seconds: of all sets the nearest ones are best.
+        times = (seconds + np.cumsum(shares * latencies[order])) / np.cumsum(shares)
+        return float(times.min(initial=np.inf)) if self.prices else seconds
 
     def reason(self) -> str:
         """Return in words, on two lines, why none is faster; empty: there is only one node."""
@@ -525,33 +534,3 @@ def _narrowest(size: int, pairs: npt.NDArray[np.intp], rates: Floats) -> float:
         parts, _ = csgraph.connected_components(graph, connection="strong")
         low, high = (middle, high) if parts == 1 else (low, middle - 1)
     return float(steps[low])
-
-
-def latency_bound(network: Network, nbytes: float) -> float:
-    """Return seconds that no all-reduce of a tensor can take less than, latencies included.
-
-    Rank b needs what rank a contributes: all of a tensor leaves a, as much enters b, and its last bit is on
-    its way for the least latency of any path between them. So it takes that latency and the longer of the
-    two times. For small tensors this is the higher bound; for large ones `optimum` is.
-    """
-    from scipy.sparse import csgraph
-
-    size = network.size
-    if size == 1:
-        return 0.0
-    resources = Resources.of(network)
-    pairs = np.array(resources.pairs)
-    latencies = np.array([network.link(*pair).latency for pair in resources.pairs])
-    # csgraph takes a stored zero for no edge.
-    graph = sparse.csr_array((latencies + 1e-12, (pairs[:, 0], pairs[:, 1])), shape=(size, size))
-    away = csgraph.shortest_path(graph)
-    out, into = np.zeros(size), np.zeros(size)
-    np.add.at(out, pairs[:, 0], resources.pair_capacities)
-    np.add.at(into, pairs[:, 1], resources.pair_capacities)
-    for node in network.nodes:
-        out[node.rank] = min(out[node.rank], node.egress or np.inf)
-        into[node.rank] = min(into[node.rank], node.ingress or np.inf)
-    slower = np.minimum(out[:, None], into[None, :])
-    times = away + 8 * nbytes / slower
-    np.fill_diagonal(times, 0.0)
-    return float(times.max())

@@ -14,10 +14,11 @@ from netstorm import clock
 from netstorm.compression.auto import NAMES, Candidates
 from netstorm.errors import UsageError
 from netstorm.topology.form import SCHEMES, Options
+from netstorm.topology.lower_bound import PART_HEADER_BYTES, LowerBound, latency_bound, lower_bound
 from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import predict
-from netstorm.topology.resources import Floats, Optimum, Resources, fluid_time, latency_bound, optimum
+from netstorm.topology.resources import Floats, Optimum, Resources, fluid_time, optimum
 
 __all__ = [
     "ALL",
@@ -89,8 +90,8 @@ class Comparison:
     """Bytes."""
     chunk_bytes: int
     optimum: Optimum
-    latency_bound_s: float
-    """Bound by latency alone; above the optimum for small tensors, since the optimum ignores latency."""
+    bound: LowerBound
+    """For these chunks and their headers."""
     outcomes: dict[str, SchemeOutcome]
     """By scheme; in the order of `SCHEMES`."""
     errors: dict[str, str]
@@ -114,11 +115,6 @@ class Comparison:
     def optimum_s(self) -> float:
         """Time of the optimum, in the fluid model."""
         return self.optimum.seconds
-
-    @property
-    def bound_s(self) -> float:
-        """Time that no all-reduce takes less than."""
-        return max(self.optimum.bound_s, self.latency_bound_s)
 
     @property
     def nbytes(self) -> int:
@@ -175,7 +171,13 @@ def compare(
     nbytes = options.tensor_bytes
     with progress("optimum"):
         best = optimum(network, nbytes)
-        bound_s = latency_bound(network, nbytes)
+        bound = lower_bound(
+            network,
+            best,
+            options.tensors,
+            chunk_bytes=options.chunk_bytes,
+            header_bytes=PART_HEADER_BYTES,
+        )
     resources = Resources.of(network)
     outcomes: dict[str, SchemeOutcome] = {}
     errors: dict[str, str] = {}
@@ -194,7 +196,7 @@ def compare(
         tensors=options.tensors,
         chunk_bytes=options.chunk_bytes,
         optimum=best,
-        latency_bound_s=bound_s,
+        bound=bound,
         outcomes=outcomes,
         errors=errors,
         chosen=topology if topology != ALL else _cheapest(outcomes) if by_cost else _fastest(outcomes),
@@ -221,7 +223,13 @@ def _outcome(name: str, network: Network, resources: Resources, options: Options
     began = clock.monotonic()
     policy = SCHEMES[name](network, options).policy(0)
     formation_s = clock.monotonic() - began
-    prediction = predict(network, policy, options.tensors, chunk_bytes=options.chunk_bytes)
+    prediction = predict(
+        network,
+        policy,
+        options.tensors,
+        chunk_bytes=options.chunk_bytes,
+        header_bytes=PART_HEADER_BYTES,
+    )
     volumes = np.zeros(len(resources.pairs))
     for pair, bits in prediction.bits.items():
         volumes[resources.place(pair)] += bits

@@ -196,8 +196,8 @@ def to_json(comparison: Comparison, codecs: CodecPlan | None = None) -> dict[str
         "chunk_bytes": comparison.chunk_bytes,
         "nodes": comparison.network.size,
         "optimum_s": comparison.optimum_s,
-        "latency_bound_s": comparison.latency_bound_s,
-        "bound_s": comparison.bound_s,
+        "bound_s": comparison.bound.seconds,
+        "certificate": comparison.bound.certificate(),
         "proof": {
             "sets": comparison.optimum.sets,
             "resources": [
@@ -247,18 +247,11 @@ def print_comparison(comparison: Comparison, console: Console, codecs: CodecPlan
     console.print(
         f"{size_text(comparison.nbytes)} in {count} tensor{'s' * (count > 1)}, in chunks of "
         f"{format_bytes(comparison.chunk_bytes)}, among {network.size} nodes.\n"
-        f"The optimum, in the fluid model: {time_text(comparison.optimum_s)}; with latencies, nothing "
-        f"takes less than {time_text(comparison.bound_s)}.",
+        f"The optimum, in the fluid model: {time_text(comparison.optimum_s)}.",
         highlight=False,
     )
-    reason = comparison.optimum.reason()
-    if reason:
-        console.print(f"Why: {reason}.", highlight=False)
-        most = comparison.optimum.prices[0]
-        console.print(
-            f"A tenth more of {most.name} is worth at most {most.share / 10:.1%} of that time.",
-            highlight=False,
-        )
+    if comparison.bound.reason:
+        console.print(f"{comparison.bound.certificate()}.", highlight=False)
     console.print()
     console.print(_schemes(comparison))
     for name, error in comparison.errors.items():

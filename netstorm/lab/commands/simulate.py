@@ -6,6 +6,7 @@ import contextlib
 import enum
 import os
 import select
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -390,8 +391,10 @@ class Study:
         """By scheme, then seed."""
         self.optima: Final[dict[int, float]] = {}
         """Seconds, by seed."""
-        self.reasons: Final[dict[int, str]] = {}
-        """By seed: why nothing is faster than the optimum."""
+        self.bounds: Final[dict[int, float]] = {}
+        """Seconds that no round takes less than, by seed."""
+        self.certificates: Final[dict[int, str]] = {}
+        """That, and why, in words."""
         self.notes: Final[list[str]] = [options.optimum_reason] if options.optimum_reason else []
         self.interrupted = False
         self._too_slow: Final[set[str]] = set()
@@ -414,7 +417,8 @@ class Study:
         try:
             for answer in worker.run(self.options.case(seed, OPTIMUM), self.options.limit_s):
                 if isinstance(answer, CaseEnded) and answer.optimum_s is not None:
-                    self.optima[seed], self.reasons[seed] = answer.optimum_s, answer.reason
+                    self.optima[seed], self.certificates[seed] = answer.optimum_s, answer.certificate
+                    self.bounds[seed] = answer.bound_s or 0.0
                 elif isinstance(answer, CaseFailed):
                     self.notes.append(f"no optimum for seed {seed}: {answer.message}")
         except CaseTimeout:
@@ -483,7 +487,8 @@ class Study:
                 {
                     "seed": seed,
                     "optimum_s": self.optima.get(seed),
-                    "optimum_reason": self.reasons.get(seed),
+                    "bound_s": self.bounds.get(seed),
+                    "certificate": self.certificates.get(seed),
                     "schemes": {
                         name: self._result_json(by_seed[seed], self.optima.get(seed))
                         for name, by_seed in self.results.items()
@@ -563,10 +568,9 @@ def show(study: Study, console: Console) -> None:
     for name in options.topologies:
         for problem in study.problems(name):
             console.print(f"{name}: {problem}", highlight=False, markup=False)
-    for seed, reason in list(study.reasons.items())[:1]:
-        console.print(
-            f"nothing is faster than the optimum (seed {seed}):\n{reason}", highlight=False, markup=False
-        )
+    for seed, certificate in list(study.certificates.items())[:1]:
+        if certificate:
+            console.print(f"seed {seed}: {certificate}", highlight=False, markup=False)
     for note in study.notes:
         console.print(note, highlight=False, markup=False)
     if study.interrupted:
@@ -596,11 +600,13 @@ def _table(study: Study) -> Table:
             format_duration(max(formations)),
             str(summary.seeds),
         )
-    if study.optima:
-        q1, median, q3 = quartiles(list(study.optima.values()))
-        times = "-" if star is None else f"{star.median_s / median:.2f}"
-        cells = (f"{median:.4g}", f"{q1:.4g} - {q3:.4g}", "1.00", times, "-", str(len(study.optima)))
-        table.add_row("(optimum)", *cells, style="dim")
+    for name, found in (("(bound)", study.bounds), ("(optimum)", study.optima)):
+        if found:
+            q1, median, q3 = quartiles(list(found.values()))
+            of = statistics.median(study.optima[seed] / max(found[seed], 1e-9) for seed in found)
+            times = "-" if star is None else f"{star.median_s / max(median, 1e-9):.2f}"
+            cells = (f"{median:.4g}", f"{q1:.4g} - {q3:.4g}", f"{of:.2f}", times, "-", str(len(found)))
+            table.add_row(name, *cells, style="dim")
     return table
 
 

@@ -93,8 +93,10 @@ class CaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
     optimum_s: float | None = None
     """If the case is the optimum."""
-    reason: str = ""
-    """Why nothing is faster than it."""
+    bound_s: float | None = None
+    """Likewise: the time that no round takes less than."""
+    certificate: str = ""
+    """That bound, and why, in words."""
 
 
 class CaseFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -149,10 +151,18 @@ def run_case(case: Case, report: Callable[[Answer], None]) -> None:
     report(CaseBegun())
     try:
         if case.topology == OPTIMUM:
+            from netstorm.topology.lower_bound import PART_HEADER_BYTES, lower_bound
             from netstorm.topology.resources import optimum
 
             best = optimum(network, sum(case.tensors))
-            report(CaseEnded(optimum_s=best.seconds, reason=best.reason()))
+            bound = lower_bound(
+                network,
+                best,
+                case.tensors,
+                chunk_bytes=case.chunk_bytes,
+                header_bytes=PART_HEADER_BYTES,
+            )
+            report(CaseEnded(optimum_s=best.seconds, bound_s=bound.seconds, certificate=bound.certificate()))
         else:
             _simulate(case, network, report)
             report(CaseEnded())

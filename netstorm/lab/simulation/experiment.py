@@ -22,6 +22,7 @@ from netstorm.errors import UsageError
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.simulation.node import Array, Pending
 from netstorm.scheduler.status import JobStatus
+from netstorm.topology.lower_bound import PART_HEADER_BYTES
 from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import predict
@@ -204,7 +205,12 @@ def by_predictor(
             seconds = times[0]
         else:
             prediction = predict(
-                network, policy, experiment.tensors, chunk_bytes=experiment.chunk_bytes, start=sum(times)
+                network,
+                policy,
+                experiment.tensors,
+                chunk_bytes=experiment.chunk_bytes,
+                header_bytes=PART_HEADER_BYTES,
+                start=sum(times),
             )
             seconds = prediction.seconds
         times.append(seconds)

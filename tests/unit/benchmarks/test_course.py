@@ -92,7 +92,7 @@ def ran(bench, name, course, **rounds):
     }  # fmt: skip
     entrant = bench.entrants.Entrant(name=name, systems=tuple(part.system for part in parts.values()))
     return bench.race_results.RaceRow(
-        entrant=entrant, case=case, optimum_s=1.0, goodput=0.9, parts=parts, course=course
+        entrant=entrant, case=case, optimum_s=1.0, bound_s=1.1, goodput=0.9, parts=parts, course=course
     )
 
 

@@ -134,7 +134,9 @@ def row(race, name, *times, why_not="", error=None):
     entrant = race.entrants.Entrant(
         name=name, systems=tuple(part.system for part in parts.values()), why_not=why_not
     )
-    return race.race_results.RaceRow(entrant=entrant, case=case, optimum_s=0.5, goodput=0.8, parts=parts)
+    return race.race_results.RaceRow(
+        entrant=entrant, case=case, optimum_s=0.5, bound_s=0.6, goodput=0.8, parts=parts
+    )
 
 
 def results(race, *rows):

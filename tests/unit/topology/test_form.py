@@ -30,9 +30,10 @@ from netstorm.topology import (
     parse_topology,
 )
 from netstorm.topology.form import SCHEMES, Options
+from netstorm.topology.lower_bound import latency_bound
 from netstorm.topology.network import FAMILIES, generate
 from netstorm.topology.prediction import predict
-from netstorm.topology.resources import Resources, fluid_time, latency_bound, optimum
+from netstorm.topology.resources import Resources, fluid_time, optimum
 from tests.unit.topology.flow_program import capacity, loads
 
 # ------------------------------------------------------------------------------------------------------ form

@@ -17,6 +17,7 @@ from netstorm.errors import Unreachable
 from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Network, Rank, Tree
 from netstorm.topology import packing as spanning
+from netstorm.topology.lower_bound import latency_bound
 from netstorm.topology.network import generate
 from netstorm.topology.packing import (
     ResourcePrices,
@@ -372,3 +373,13 @@ def test_the_prices_that_are_given_stay_as_they_are():
     arborescence(prices, 0)
     grow(prices, np.ones((9, 9)), 0, 1.0)
     assert np.array_equal(prices, before)
+
+
+@pytest.mark.parametrize(("family", "least"), [("mesh", 0.8), ("cloud", 0.55)])
+def test_with_very_many_nodes_fewer_sweeps_or_trees_are_as_good(family, least):
+    network = generate(family, 140, 1)
+    resources, tensor = Resources.of(network), 1e15  # latencies are no part of it
+    together = sum(node.egress or 0.0 for node in network.nodes) or resources.pair_capacities.sum()
+    cuts = max(latency_bound(network, tensor), 2 * 139 * 8 * tensor / together)
+    policy = packing(network, tensor_bytes=100 * MB).policy(0)
+    assert cuts / fluid_time(resources, policy, tensor) >= least

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from netstorm.cli.main import app
 from netstorm.topology import SCHEMES, Network, Rank, dump_network, form_policy, load_network
 from netstorm.topology.files import tensors_of
+from netstorm.topology.lower_bound import PART_HEADER_BYTES
 from netstorm.topology.resources import optimum
 from netstorm.topology.tree import Tree
 
@@ -61,8 +62,10 @@ def test_a_hub_of_two_nodes_takes_what_arithmetic_says(tmp_path: Path):
 
     star = found["schemes"]["star"]
     assert star["fluid_s"] == pytest.approx(1.0)  # 80 Mbit each way at 80 Mbit/s, at once
-    assert star["predicted_s"] == pytest.approx(0.1 + 0.1 + 1.0 + 0.1)  # the last chunk up, and then down
-    assert star["link_bytes"] == {"0→1": 10_000_000, "1→0": 10_000_000}
+    assert star["predicted_s"] == pytest.approx(
+        0.1 + 0.1 + 1.0 + 0.1, rel=1e-4
+    )  # the last chunk up, and then down
+    assert star["link_bytes"] == dict.fromkeys(("0→1", "1→0"), 10_000_000 + 10 * PART_HEADER_BYTES)
 
 
 def test_one_scheme_is_compared_with_the_parameter_servers_of_today():
@@ -116,7 +119,7 @@ def test_a_scheme_that_does_not_apply_is_said_to_among_all_and_is_an_error_alone
 def test_access_caps_are_listed_as_links_are():
     found = planned("examples/networks/cloud.yaml", "--model", "1MB", "--topology", "star", "--hub", "5")
     sent = found["schemes"]["star"]["link_bytes"]
-    assert sent["ingress of rank 5"] == sent["egress of rank 5"] == 5_000_000
+    assert sent["ingress of rank 5"] == sent["egress of rank 5"] == 5 * (1_000_000 + 4 * PART_HEADER_BYTES)
     text = run("examples/networks/cloud.yaml", "--model", "1MB", "--topology", "star", "--hub", "5").stdout
     assert "egress of rank 5" in text
 
@@ -225,8 +228,8 @@ def test_costs_follow_from_prices_and_decide_if_asked_to(tmp_path: Path):
     )
     by_time = planned(str(path), "--model", "10MB")
     by_money = planned(str(path), "--model", "10MB", "--objective", "money")
-    assert by_money["schemes"]["cheapest"]["cost"] == pytest.approx(4 * 0.01 * 0.01)
-    assert by_money["schemes"][by_money["chosen"]]["cost"] == pytest.approx(4 * 0.01 * 0.01)
+    assert by_money["schemes"]["cheapest"]["cost"] == pytest.approx(4 * 0.01 * 0.01, rel=1e-3)
+    assert by_money["schemes"][by_money["chosen"]]["cost"] == pytest.approx(4 * 0.01 * 0.01, rel=1e-3)
     assert by_time["schemes"][by_time["chosen"]]["cost"] > 0.005
     assert by_time["front"] == by_money["front"]
     assert by_time["front"][0] == by_time["chosen"]
