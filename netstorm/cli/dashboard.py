@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from netstorm.addresses import host_port, is_loopback
-from netstorm.cli.status_source import CaOption, SchedulerOption, TokenOption, reach
+from netstorm.cli.status_source import CaOption, PipedStatus, SchedulerOption, TokenOption, reach
 from netstorm.cli.support import exit_on_usage_error
 from netstorm.errors import UsageError
+from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,6 +38,14 @@ def dashboard(
         Path | None,
         typer.Option(
             metavar="FILE", help="Show this recording of netstorm record, with a slider for its time."
+        ),
+    ] = None,
+    through: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Show what this command prints, such as 'ssh HOST netstorm top --json'.",
+            show_default=False,
         ),
     ] = None,
     host: Annotated[
@@ -59,8 +69,9 @@ def dashboard(
     The first line says the address. The page shows all jobs of the scheduler, and needs nothing from any
     other host. It is served until Ctrl-C, and stays when the job ends.
 
-    If --host is no loopback address, or the scheduler has a token, the address has a token of its own: only
-    who has the whole address sees the page. NETSTORM_WEB_CERT and NETSTORM_WEB_KEY encrypt it.
+    If --host is no loopback address, or the scheduler has a token or is reached with --through, the address
+    has a token of its own: only who has the whole address sees the page. NETSTORM_WEB_CERT and
+    NETSTORM_WEB_KEY encrypt it.
 
     The exit code is 0 after Ctrl-C, or 2 if there is nothing to show, or it may not be seen.
     """
@@ -69,10 +80,17 @@ def dashboard(
             raise UsageError("the dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
         from netstorm.dashboard.server import PageGuard, open_socket, serve
 
-        if file is not None and scheduler is not None:
-            raise UsageError(f"--file {file} and --scheduler {scheduler}: expected one of them")
+        given = [("--file", file), ("--scheduler", scheduler), ("--through", through)]
+        if len(chosen := [f"{name} {value}" for name, value in given if value is not None]) > 1:
+            raise UsageError(f"{' and '.join(chosen)}: expected one of them")
         settings = Settings.from_environment(elastic="")
-        make, secret = _live(scheduler, token_file, ca) if file is None else (_replay(file), False)
+        if file is not None:
+            make, secret = _replay(file), False
+        elif through is not None:
+            make, secret = _live(PipedStatus(shlex.split(through)).status), True
+        else:
+            source, _ = reach(scheduler, token_file=token_file, ca=ca)
+            make, secret = _live(source.status), source.has_token
         token = secrets.token_urlsafe(24) if secret or not is_loopback(host) else None
         guard = PageGuard(token, (host, settings.node_host))
         listener = _listen(open_socket, host, port)
@@ -86,18 +104,15 @@ def dashboard(
 
 
 def _live(
-    scheduler: str | None, token_file: Path | None, ca: Path | None
-) -> tuple[Callable[[PageGuard], tuple[Starlette, Feed | None]], bool]:
-    """Return what makes the application of a running scheduler, and whether that has a token."""
+    read: Callable[[str | None], JobStatus],
+) -> Callable[[PageGuard], tuple[Starlette, Feed | None]]:
     from netstorm.dashboard.server import Feed, live_app
 
-    source, _ = reach(scheduler, token_file=token_file, ca=ca)
-
     def make(guard: PageGuard) -> tuple[Starlette, Feed | None]:
-        feed = Feed(source.status)
+        feed = Feed(read)
         return live_app(feed, guard), feed
 
-    return make, source.has_token
+    return make
 
 
 def _replay(file: Path) -> Callable[[PageGuard], tuple[Starlette, Feed | None]]:

@@ -9,8 +9,12 @@ import contextlib
 import http.client
 import itertools
 import os
+import shlex
 import socket
 import ssl
+import subprocess
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -32,6 +36,7 @@ __all__ = [
     "CaOption",
     "HttpAccess",
     "JobOption",
+    "PipedStatus",
     "SchedulerOption",
     "StatusSource",
     "TokenOption",
@@ -118,15 +123,60 @@ class StatusSource:
         if response.status == http.client.UNAUTHORIZED:
             which = "a token" if self._access.token is None else "another token than the given one"
             raise UsageError(f"{self}: it wants {which}: --token-file FILE")
-        try:
-            return clean(msgspec.json.decode(body, type=JobStatus))
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
-            text = body[:200].decode(errors="replace").strip()
-            raise Unavailable(f"{self}: answers {response.status}, {text!r}") from None
+        return decoded(body, f"{self}: answers {response.status}")
 
     def __str__(self) -> str:
         """Return HOST:PORT."""
         return host_port(self.host, self.port)
+
+
+def decoded(body: bytes, prefix: str) -> JobStatus:
+    """Return a status from its JSON; `Unavailable`, which begins with `prefix`, if it is none."""
+    try:
+        return clean(msgspec.json.decode(body, type=JobStatus))
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+        raise Unavailable(f"{prefix}, {body[:200].decode(errors='replace').strip()!r}") from None
+
+
+class PipedStatus:
+    """The job whose status a command prints, a line each, as `netstorm top --json` does.
+
+    Args:
+        words: of the command, which is started at once, and ends with its job, or when nobody reads.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._text: Final = shlex.join(words)
+        try:
+            self._process: Final = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        except OSError as error:
+            raise UsageError(f"--through {self._text!r}: {error.strerror}") from None
+        self._last = b""
+        self._came: Final = threading.Event()
+        threading.Thread(target=self._read, name="netstorm-status", daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        while (line := self._process.stdout.readline(_MOST_BYTES)).endswith(b"\n"):
+            self._last = line
+            self._came.set()
+        self._last = b""
+        self._came.set()
+
+    def status(self, _job: str | None = None) -> JobStatus:
+        """Return the newest status.
+
+        Raises:
+            Unavailable: there is none within the time for an answer, or the command has ended.
+        """
+        if not self._came.wait(_ANSWER_TIMEOUT_S):
+            raise Unavailable(f"{self._text} has printed nothing yet")
+        if not (line := self._last):
+            raise Unavailable(f"{self._text} has ended, and so has the job, probably")
+        return decoded(line, self._text)
 
 
 def find(

@@ -187,8 +187,8 @@ def launch(
         bool | None,
         typer.Option(
             "--dashboard/--no-dashboard",
-            help="Serve a page that shows the job, and end it with the job. Default: if the job runs on this "
-            "machine, output is a terminal, and the extra netstorm[dashboard] is installed.",
+            help="Serve a page here that shows the job, and end it with the job. Default: if output is a "
+            "terminal, and the extra netstorm[dashboard] is installed; never with --join or --slurm.",
             show_default=False,
         ),
     ] = None,
@@ -347,7 +347,9 @@ class LaunchArguments:
             except OSError as error:
                 raise UsageError(f"--log-dir {self.log_folder}: cannot be made: {error}") from None
         console = Console(prefixes=self.prefixes, environment=environment)
-        dashboard = partial(dashboard_process, environment) if self._has_dashboard() else None
+        dashboard = None
+        if self._has_dashboard():
+            dashboard = partial(dashboard_process, environment, job.beside_scheduler)
         elastic = settings.elastic_range
         fewest = None if elastic is None else elastic[0]
 
@@ -382,13 +384,13 @@ class LaunchArguments:
 
     def _has_dashboard(self) -> bool:
         """Return whether to serve a page: by default for a person, who would see its address."""
-        here = self.with_scheduler and not self._is_remote and self.wan is None
+        possible = self.with_scheduler and not self.slurm
         installed = all(find_spec(name) is not None for name in ("starlette", "uvicorn"))
         if self.dashboard is None:
-            return here and installed and not self.quiet and all(map(os.isatty, (1, 2)))
-        if self.dashboard and not here:
+            return possible and installed and not self.quiet and all(map(os.isatty, (1, 2)))
+        if self.dashboard and not possible:
             raise UsageError(
-                "--dashboard is for jobs whose scheduler runs here, outside namespaces; of others: "
+                "--dashboard goes with neither --join nor --slurm; of other schedulers: "
                 "netstorm dashboard --scheduler HOST:PORT"
             )
         if self.dashboard and not installed:

@@ -120,6 +120,9 @@ class LaunchedJob:
     """Where processes run, for messages; the scheduler only if that is another machine."""
     is_remote: bool = False
     """Whether they are started through ssh."""
+    beside_scheduler: Callable[[Sequence[str]], Sequence[str]] | None = None
+    """Returns the command that runs `netstorm` with some words where a scheduler is whose pages cannot be
+    reached from here; None: they can."""
 
 
 DASHBOARD: Final = Member(-2)

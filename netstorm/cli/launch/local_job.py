@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -60,13 +61,20 @@ def scheduler_process(
     )
 
 
-def dashboard_process(environment: Mapping[str, str], options: Sequence[str]) -> Process:
+def dashboard_process(
+    environment: Mapping[str, str],
+    beside_scheduler: Callable[[Sequence[str]], Sequence[str]] | None,
+    options: Sequence[str],
+) -> Process:
     """Return a dashboard on this machine.
 
     Args:
         environment: names the token's file and the certificate, if any.
-        options: how it reaches the scheduler.
+        beside_scheduler: as `LaunchedJob` has it.
+        options: how the scheduler is reached from where it is.
     """
+    if beside_scheduler is not None:
+        options = ("--through", shlex.join(beside_scheduler(("top", "--json", *options))))
     return Process(
         member=DASHBOARD,
         supervisor=SUPERVISOR,
@@ -260,7 +268,12 @@ def wan_job(
             ready_file,
         )
 
-    return dataclasses.replace(job, scheduler=scheduler(None), scheduler_at=scheduler)
+    return dataclasses.replace(
+        job,
+        scheduler=scheduler(None),
+        scheduler_at=scheduler,
+        beside_scheduler=lambda words: wan.command(scheduler_at, [sys.executable, "-m", "netstorm", *words]),
+    )
 
 
 # One line on an emulated network, which goes with every result made in it.
