@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from netstorm.dashboard.server import Feed, PageGuard
 
 __all__ = ["dashboard"]
-
-_PORT: Final = 8787
-"""Dask's dashboard's, which its users know. Another one is taken if it is not free."""
 
 
 def dashboard(
@@ -57,12 +54,13 @@ def dashboard(
             metavar="PORT",
             min=0,
             max=65535,
-            help=f"Port to listen on; 0: any free one. Default: {_PORT}, or any free one if that is taken.",
+            help="Port to listen on; 0: any free one. Default: 8787, or any free one if that is taken.",
             show_default=False,
         ),
     ] = None,
     token_file: TokenOption = None,
     ca: CaOption = None,
+    inherited: Annotated[int | None, typer.Option("--inherited", hidden=True)] = None,
 ) -> None:
     """Show jobs in a browser: the network, trees, curves and events, live or recorded.
 
@@ -93,7 +91,7 @@ def dashboard(
             make, secret = _live(source.status), source.has_token
         token = secrets.token_urlsafe(24) if secret or not is_loopback(host) else None
         guard = PageGuard(token, (host, settings.node_host))
-        listener = _listen(open_socket, host, port)
+        listener = open_socket(host, port) if inherited is None else socket.socket(fileno=inherited)
         scheme = "https" if settings.web_cert else "http"
         shown = settings.node_host or os.uname().nodename if host in {"0.0.0.0", "::"} else host  # noqa: S104
         address = host_port(shown, listener.getsockname()[1])
@@ -121,12 +119,3 @@ def _replay(file: Path) -> Callable[[PageGuard], tuple[Starlette, Feed | None]]:
 
     records = page_data(file)
     return lambda guard: (replay_app(records, guard), None)
-
-
-def _listen(open_socket: Callable[[str, int], socket.socket], host: str, port: int | None) -> socket.socket:
-    if port is not None:
-        return open_socket(host, port)
-    try:
-        return open_socket(host, _PORT)
-    except UsageError:
-        return open_socket(host, 0)

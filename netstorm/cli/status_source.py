@@ -292,9 +292,10 @@ def _at(host: str, port: int, meant: str, access: HttpAccess) -> tuple[StatusSou
 
 
 def _hint(elsewhere: list[int]) -> str:
+    namespaces = "--net" if os.getuid() == 0 else "--user --preserve-credentials --net"  # of their own
     return (
         f"the scheduler with process id {elsewhere[0]} is in another network namespace, perhaps that of an "
-        f"emulated network: nsenter --net --target {elsewhere[0]} netstorm top"
+        f"emulated network: nsenter {namespaces} --target {elsewhere[0]} netstorm top"
     )
 
 

@@ -90,7 +90,8 @@ def launch(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Emulate this network file on this machine, one namespace for each rank. Needs root.",
+            help="Emulate this network file on this machine, one namespace for each rank. Needs root, or "
+            "user namespaces.",
         ),
     ] = None,
     ipv6: Annotated[
@@ -193,6 +194,7 @@ def launch(
         ),
     ] = None,
     no_scheduler: Annotated[bool, typer.Option("--no-scheduler", hidden=True)] = False,
+    page_socket: Annotated[int | None, typer.Option("--page-socket", hidden=True)] = None,
 ) -> None:
     """Start a scheduler and N nodes, and run the job to its end.
 
@@ -261,6 +263,7 @@ def launch(
                 restarts=restarts,
                 quiet=quiet,
                 dashboard=dashboard,
+                page_socket=page_socket,
             )
             code = given.run(scratch)
         except CommandError as error:
@@ -301,6 +304,7 @@ class LaunchArguments:
     key: Path | None = None
     quiet: bool = False
     dashboard: bool | None = None
+    page_socket: int | None = None
 
     def run(self, scratch: Path) -> int:
         """Run the job to its end, and return the exit code.
@@ -315,6 +319,8 @@ class LaunchArguments:
         open_standard_streams()
         if self.join is not None:
             self._check_join()
+        if self.wan is not None:
+            self._run_again_without_root()
         variables = self._all_variables()
         key = fresh_or_given(child_environment(None, **variables), with_scheduler=self.with_scheduler)
         if self.slurm and (self.hosts is not None or self.wan is not None):
@@ -349,7 +355,7 @@ class LaunchArguments:
         console = Console(prefixes=self.prefixes, environment=environment)
         dashboard = None
         if self._has_dashboard():
-            dashboard = partial(dashboard_process, environment, job.beside_scheduler)
+            dashboard = partial(dashboard_process, environment, job.beside_scheduler, self.page_socket)
         elastic = settings.elastic_range
         fewest = None if elastic is None else elastic[0]
 
@@ -396,6 +402,26 @@ class LaunchArguments:
         if self.dashboard and not installed:
             raise UsageError("--dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
         return self.dashboard
+
+    def _run_again_without_root(self) -> None:
+        """Become a launcher in namespaces of its own if this one may not emulate networks and that one may.
+
+        What browsers connect to is outside: its page listens there.
+        """
+        from netstorm.lab.emulation.namespaces import without_root
+
+        before = without_root()
+        if not before:
+            return
+        options = []
+        if self._has_dashboard():
+            from netstorm.dashboard.server import open_socket
+
+            listener = open_socket("127.0.0.1", None).detach()
+            os.set_inheritable(listener, True)
+            options = [f"--page-socket={listener}"]
+        words = [*before, sys.executable, "-m", "netstorm", "launch", *options, *sys.argv[2:]]
+        os.execvp(words[0], words)
 
     def _run_in_a_wan(self, file: Path, variables: dict[str, str], scratch: Path) -> int:
         """Make the emulated network, run the job in it, and take it away again."""

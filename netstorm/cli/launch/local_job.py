@@ -64,6 +64,7 @@ def scheduler_process(
 def dashboard_process(
     environment: Mapping[str, str],
     beside_scheduler: Callable[[Sequence[str]], Sequence[str]] | None,
+    listener: int | None,
     options: Sequence[str],
 ) -> Process:
     """Return a dashboard on this machine.
@@ -71,10 +72,13 @@ def dashboard_process(
     Args:
         environment: names the token's file and the certificate, if any.
         beside_scheduler: as `LaunchedJob` has it.
+        listener: file descriptor of the socket at which it listens; None: it opens one.
         options: how the scheduler is reached from where it is.
     """
     if beside_scheduler is not None:
         options = ("--through", shlex.join(beside_scheduler(("top", "--json", *options))))
+    inherited = () if listener is None else (listener,)
+    options = [*options, *(f"--inherited={number}" for number in inherited)]
     return Process(
         member=DASHBOARD,
         supervisor=SUPERVISOR,
@@ -82,6 +86,7 @@ def dashboard_process(
         start_message=start_message(
             command=[sys.executable, "-m", "netstorm", "dashboard", *options], folder=None
         ),
+        descriptors=inherited,
     )
 
 
