@@ -69,7 +69,7 @@ def test_a_collector_gets_the_metrics_that_prometheus_would(tmp_path):
             page = watched_at(job.said(-1))
 
             def same() -> bool:
-                """Return whether it has those of the job; it has none of the scheduler's process and pages."""
+                """Return whether it has what the page says of the job."""
                 of_the_job = (
                     name for name in samples(get(page, "/metrics")) if name[0].startswith("netstorm_")
                 )

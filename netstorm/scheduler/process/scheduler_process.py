@@ -124,8 +124,8 @@ def run_scheduler(
         status_server = open_status_server(settings, running.driver, access)
         if status_server is not None:
             stack.callback(status_server.close)
-            _send_metrics(status_server.metrics, stack)
             print_line(f"netstorm scheduler: watch it with: {status_server.command}")
+            _send_metrics(status_server.metrics, stack)
         if launcher is not None:
             stack.callback(_listen_to(launcher, running.driver))
         elif beside_ranks:
