@@ -34,14 +34,12 @@ from netstorm.settings import Settings
 
 __all__ = [
     "CaOption",
-    "HttpAccess",
     "JobOption",
     "PipedStatus",
     "SchedulerOption",
     "StatusSource",
     "TokenOption",
     "find",
-    "find_scheduler",
     "reach",
 ]
 
@@ -185,7 +183,7 @@ def find(
     """Return the scheduler that the user means, and its first answer.
 
     Args:
-        address: as for `find_scheduler`.
+        address: as for `reach`.
         job: one of its jobs; None: the only one.
         token_file: the file of its token; None: what NETSTORM_WEB_TOKEN_FILE says.
         ca: a file of certificates to trust instead of the system's; it is reached over HTTPS.
@@ -218,30 +216,17 @@ def reach(
 ) -> tuple[StatusSource, JobStatus]:
     """Return the scheduler that the user means, and its first answer, whichever jobs it has.
 
-    See `find` for the arguments.
+    Args:
+        address: HOST:PORT, of the job's scheduler or of its HTTP server. None: what DMLC_PS_ROOT_URI and
+            DMLC_PS_ROOT_PORT say if one of them is set, or else the one scheduler that runs here.
+        token_file, ca: as for `find`.
 
     Raises:
         UsageError: there is none, or there are several; the message says what to do.
     """
     settings = Settings.from_environment(elastic="")  # of a job: how many it begins with is not known here
     https = address is not None and address.startswith("https://")
-    return find_scheduler(address, settings, HttpAccess.load(settings, token_file, ca, https=https))
-
-
-def find_scheduler(
-    address: str | None, settings: Settings, access: HttpAccess
-) -> tuple[StatusSource, JobStatus]:
-    """Return the scheduler that the user means, and its first answer.
-
-    Args:
-        address: HOST:PORT, of the job's scheduler or of its HTTP server. None: what DMLC_PS_ROOT_URI and
-            DMLC_PS_ROOT_PORT say if one of them is set, or else the one scheduler that runs here.
-        settings: of this process.
-        access: how its pages are reached.
-
-    Raises:
-        UsageError: there is none, or there are several; the message says what to do.
-    """
+    access = HttpAccess.load(settings, token_file, ca, https=https)
     if address is not None:
         host, port = split_address(address, "--scheduler")
         return _at(host, port, f"--scheduler {address}", access)
