@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from netstorm.lab.emulation import Wan
 from netstorm.lab.emulation.namespaces import without_root
 from tests.integration.dashboard.chromium import first_update
-from tests.wan.traces import LINE, NETSTORM
+from tests.wan.traces import LINE, NETSTORM, network
 
-NO_RIGHTS = ("setpriv", "--bounding-set=-sys_admin,-net_admin", "--inh-caps=-all")
+NO_RIGHTS = ("setpriv", "--bounding-set=-sys_admin,-net_admin,-dac_override", "--inh-caps=-all")
 """Takes from a command what emulating a network needs, as an ordinary user lacks it."""
 
 
@@ -53,7 +54,8 @@ def test_a_user_who_is_not_root_runs_a_job_in_an_emulated_network_and_sees_it_fr
     )
     (tmp_path / "wait.py").write_text(script)
     options = ("--wan", "line.yaml", "--dashboard", "--grace", "1")
-    with started(tmp_path, "launch", *options, "--", "python", "wait.py") as job:
+    # Root has a network up, too, and with it a folder in /etc in which nobody else may write.
+    with Wan.up(network()), started(tmp_path, "launch", *options, "--", "python", "wait.py") as job:
         assert job.stdout is not None
         found = next(filter(None, (re.search(r"netstorm dashboard: (\S+)", line) for line in job.stdout)))
         assert [node["site"] for node in first_update(found[1])["frame"]["nodes"]] == ["a", "b", ""]

@@ -357,6 +357,8 @@ _OWN_NAMESPACES: Final = (
     mount -t tmpfs tmpfs /run
     mkdir -p /run/etc/upper /run/etc/work
     mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work overlay /etc
+    mkdir -p {HOSTS_FOLDER}
+    mount -t tmpfs tmpfs {HOSTS_FOLDER}
     export PATH="$PATH:{_SYSTEM_PROGRAMS}"
     ip link set lo up
     exec "$@"
