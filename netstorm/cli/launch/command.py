@@ -411,7 +411,7 @@ class LaunchArguments:
         from netstorm.lab.emulation.namespaces import without_root
 
         before = without_root()
-        if not before:
+        if not before or sys.argv[1:2] != ["launch"]:  # a program's own call is not to replace the program
             return
         options = []
         if self._has_dashboard():
