@@ -16,13 +16,22 @@ PATH="$PWD/.venv/bin:$PATH"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
+compare() { # the digests in the output of four ranks
+    if [ "$(grep -o 'sha256 .*' "$1" | sort | uniq -c | awk '{print $1}')" != 4 ]; then
+        echo "The weights of the four ranks differ" >&2
+        exit 1
+    fi
+    echo "The weights of all 4 ranks are the same, byte for byte."
+}
+
 cat <<'TEXT'
 
 1. Four general nodes and a scheduler start on this machine. Each node trains on its quarter of scikit-learn's digits,
    adds up its neighbours' gradients and forwards them: there is no server.
 
 TEXT
-netstorm launch -n 4 --no-prefix -- python examples/demo.py --folder "$folder" "$@"
+netstorm launch -n 4 -- python examples/gluon_digits.py --epochs 5 --digest "$@" | tee "$folder/mxnet"
+compare "$folder/mxnet"
 
 cat <<'TEXT'
 
@@ -31,11 +40,7 @@ cat <<'TEXT'
 
 TEXT
 OMP_NUM_THREADS=1 torchrun --nproc-per-node 4 examples/torch_digits.py --epochs 5 --digest | tee "$folder/torch"
-if [ "$(grep -o 'sha256 .*' "$folder/torch" | sort | uniq -c | awk '{print $1}')" != 4 ]; then
-    echo "The weights of the four ranks differ" >&2
-    exit 1
-fi
-echo "The weights of all 4 ranks are the same, byte for byte."
+compare "$folder/torch"
 
 missing=$(python -c 'from netstorm.lab.emulation import unmet_requirements; print("; ".join(unmet_requirements()))')
 missing=${missing//netstorm wan …/scripts/demo.sh}

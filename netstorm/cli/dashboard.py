@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from netstorm.addresses import host_port, is_loopback
-from netstorm.cli.status_source import CaOption, SchedulerOption, TokenOption, reach
+from netstorm.cli.status_source import CaOption, PipedStatus, SchedulerOption, TokenOption, reach
 from netstorm.cli.support import exit_on_usage_error
 from netstorm.errors import UsageError
+from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from netstorm.dashboard.server import Feed, PageGuard
 
 __all__ = ["dashboard"]
-
-_PORT: Final = 8787
-"""Dask's dashboard's, which its users know. Another one is taken if it is not free."""
 
 
 def dashboard(
@@ -38,6 +37,14 @@ def dashboard(
             metavar="FILE", help="Show this recording of netstorm record, with a slider for its time."
         ),
     ] = None,
+    through: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Show what this command prints, such as 'ssh HOST netstorm top --json'.",
+            show_default=False,
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(metavar="HOST", help="Address to listen on.", show_default=True)
     ] = "127.0.0.1",
@@ -47,20 +54,22 @@ def dashboard(
             metavar="PORT",
             min=0,
             max=65535,
-            help=f"Port to listen on; 0: any free one. Default: {_PORT}, or any free one if that is taken.",
+            help="Port to listen on; 0: any free one. Default: 8787, or any free one if that is taken.",
             show_default=False,
         ),
     ] = None,
     token_file: TokenOption = None,
     ca: CaOption = None,
+    inherited: Annotated[int | None, typer.Option("--inherited", hidden=True)] = None,
 ) -> None:
     """Show jobs in a browser: the network, trees, curves and events, live or recorded.
 
     The first line says the address. The page shows all jobs of the scheduler, and needs nothing from any
     other host. It is served until Ctrl-C, and stays when the job ends.
 
-    If --host is no loopback address, or the scheduler has a token, the address has a token of its own: only
-    who has the whole address sees the page. NETSTORM_WEB_CERT and NETSTORM_WEB_KEY encrypt it.
+    If --host is no loopback address, or the scheduler has a token or is reached with --through, the address
+    has a token of its own: only who has the whole address sees the page. NETSTORM_WEB_CERT and
+    NETSTORM_WEB_KEY encrypt it.
 
     The exit code is 0 after Ctrl-C, or 2 if there is nothing to show, or it may not be seen.
     """
@@ -69,13 +78,20 @@ def dashboard(
             raise UsageError("the dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
         from netstorm.dashboard.server import PageGuard, open_socket, serve
 
-        if file is not None and scheduler is not None:
-            raise UsageError(f"--file {file} and --scheduler {scheduler}: expected one of them")
+        given = [("--file", file), ("--scheduler", scheduler), ("--through", through)]
+        if len(chosen := [f"{name} {value}" for name, value in given if value is not None]) > 1:
+            raise UsageError(f"{' and '.join(chosen)}: expected one of them")
         settings = Settings.from_environment(elastic="")
-        make, secret = _live(scheduler, token_file, ca) if file is None else (_replay(file), False)
+        if file is not None:
+            make, secret = _replay(file), False
+        elif through is not None:
+            make, secret = _live(PipedStatus(shlex.split(through)).status), True
+        else:
+            source, _ = reach(scheduler, token_file=token_file, ca=ca)
+            make, secret = _live(source.status), source.has_token
         token = secrets.token_urlsafe(24) if secret or not is_loopback(host) else None
         guard = PageGuard(token, (host, settings.node_host))
-        listener = _listen(open_socket, host, port)
+        listener = open_socket(host, port) if inherited is None else socket.socket(fileno=inherited)
         scheme = "https" if settings.web_cert else "http"
         shown = settings.node_host or os.uname().nodename if host in {"0.0.0.0", "::"} else host  # noqa: S104
         address = host_port(shown, listener.getsockname()[1])
@@ -86,18 +102,15 @@ def dashboard(
 
 
 def _live(
-    scheduler: str | None, token_file: Path | None, ca: Path | None
-) -> tuple[Callable[[PageGuard], tuple[Starlette, Feed | None]], bool]:
-    """Return what makes the application of a running scheduler, and whether that has a token."""
+    read: Callable[[str | None], JobStatus],
+) -> Callable[[PageGuard], tuple[Starlette, Feed | None]]:
     from netstorm.dashboard.server import Feed, live_app
 
-    source, _ = reach(scheduler, token_file=token_file, ca=ca)
-
     def make(guard: PageGuard) -> tuple[Starlette, Feed | None]:
-        feed = Feed(source.status)
+        feed = Feed(read)
         return live_app(feed, guard), feed
 
-    return make, source.has_token
+    return make
 
 
 def _replay(file: Path) -> Callable[[PageGuard], tuple[Starlette, Feed | None]]:
@@ -106,12 +119,3 @@ def _replay(file: Path) -> Callable[[PageGuard], tuple[Starlette, Feed | None]]:
 
     records = page_data(file)
     return lambda guard: (replay_app(records, guard), None)
-
-
-def _listen(open_socket: Callable[[str, int], socket.socket], host: str, port: int | None) -> socket.socket:
-    if port is not None:
-        return open_socket(host, port)
-    try:
-        return open_socket(host, _PORT)
-    except UsageError:
-        return open_socket(host, 0)

@@ -23,6 +23,7 @@ __all__ = ["COMMANDS", "app", "function_of"]
 COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "launch": "Start a scheduler and N nodes, and run the job to its end.",
+        "demo": "Train between four data centres that are emulated on this machine.",
         "new": "Write a training script to start from, for PyTorch, MXNet or NumPy.",
         "scheduler": "Run the scheduler of one job until all its nodes have left.",
         "top": "Show a running job: nodes, links, trees, times, and why the policy changed.",
@@ -49,6 +50,7 @@ MODULES: Final[Mapping[str, str]] = MappingProxyType(
         "report": "netstorm.cli.record",
         "doctor": "netstorm.cli.doctor.command",
         "plan": "netstorm.lab.commands.plan",
+        "demo": "netstorm.lab.commands.demo",
         "simulate": "netstorm.lab.commands.simulate",
         "bench": "netstorm.lab.commands.bench",
         "wan": "netstorm.lab.commands.wan",

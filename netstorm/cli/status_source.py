@@ -9,8 +9,12 @@ import contextlib
 import http.client
 import itertools
 import os
+import shlex
 import socket
 import ssl
+import subprocess
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -30,13 +34,12 @@ from netstorm.settings import Settings
 
 __all__ = [
     "CaOption",
-    "HttpAccess",
     "JobOption",
+    "PipedStatus",
     "SchedulerOption",
     "StatusSource",
     "TokenOption",
     "find",
-    "find_scheduler",
     "reach",
 ]
 
@@ -118,15 +121,60 @@ class StatusSource:
         if response.status == http.client.UNAUTHORIZED:
             which = "a token" if self._access.token is None else "another token than the given one"
             raise UsageError(f"{self}: it wants {which}: --token-file FILE")
-        try:
-            return clean(msgspec.json.decode(body, type=JobStatus))
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
-            text = body[:200].decode(errors="replace").strip()
-            raise Unavailable(f"{self}: answers {response.status}, {text!r}") from None
+        return decoded(body, f"{self}: answers {response.status}")
 
     def __str__(self) -> str:
         """Return HOST:PORT."""
         return host_port(self.host, self.port)
+
+
+def decoded(body: bytes, prefix: str) -> JobStatus:
+    """Return a status from its JSON; `Unavailable`, which begins with `prefix`, if it is none."""
+    try:
+        return clean(msgspec.json.decode(body, type=JobStatus))
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+        raise Unavailable(f"{prefix}, {body[:200].decode(errors='replace').strip()!r}") from None
+
+
+class PipedStatus:
+    """The job whose status a command prints, a line each, as `netstorm top --json` does.
+
+    Args:
+        words: of the command, which is started at once, and ends with its job, or when nobody reads.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._text: Final = shlex.join(words)
+        try:
+            self._process: Final = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        except OSError as error:
+            raise UsageError(f"--through {self._text!r}: {error.strerror}") from None
+        self._last = b""
+        self._came: Final = threading.Event()
+        threading.Thread(target=self._read, name="netstorm-status", daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        while (line := self._process.stdout.readline(_MOST_BYTES)).endswith(b"\n"):
+            self._last = line
+            self._came.set()
+        self._last = b""
+        self._came.set()
+
+    def status(self, _job: str | None = None) -> JobStatus:
+        """Return the newest status.
+
+        Raises:
+            Unavailable: there is none within the time for an answer, or the command has ended.
+        """
+        if not self._came.wait(_ANSWER_TIMEOUT_S):
+            raise Unavailable(f"{self._text} has printed nothing yet")
+        if not (line := self._last):
+            raise Unavailable(f"{self._text} has ended, and so has the job, probably")
+        return decoded(line, self._text)
 
 
 def find(
@@ -135,7 +183,7 @@ def find(
     """Return the scheduler that the user means, and its first answer.
 
     Args:
-        address: as for `find_scheduler`.
+        address: as for `reach`.
         job: one of its jobs; None: the only one.
         token_file: the file of its token; None: what NETSTORM_WEB_TOKEN_FILE says.
         ca: a file of certificates to trust instead of the system's; it is reached over HTTPS.
@@ -168,30 +216,17 @@ def reach(
 ) -> tuple[StatusSource, JobStatus]:
     """Return the scheduler that the user means, and its first answer, whichever jobs it has.
 
-    See `find` for the arguments.
+    Args:
+        address: HOST:PORT, of the job's scheduler or of its HTTP server. None: what DMLC_PS_ROOT_URI and
+            DMLC_PS_ROOT_PORT say if one of them is set, or else the one scheduler that runs here.
+        token_file, ca: as for `find`.
 
     Raises:
         UsageError: there is none, or there are several; the message says what to do.
     """
     settings = Settings.from_environment(elastic="")  # of a job: how many it begins with is not known here
     https = address is not None and address.startswith("https://")
-    return find_scheduler(address, settings, HttpAccess.load(settings, token_file, ca, https=https))
-
-
-def find_scheduler(
-    address: str | None, settings: Settings, access: HttpAccess
-) -> tuple[StatusSource, JobStatus]:
-    """Return the scheduler that the user means, and its first answer.
-
-    Args:
-        address: HOST:PORT, of the job's scheduler or of its HTTP server. None: what DMLC_PS_ROOT_URI and
-            DMLC_PS_ROOT_PORT say if one of them is set, or else the one scheduler that runs here.
-        settings: of this process.
-        access: how its pages are reached.
-
-    Raises:
-        UsageError: there is none, or there are several; the message says what to do.
-    """
+    access = HttpAccess.load(settings, token_file, ca, https=https)
     if address is not None:
         host, port = split_address(address, "--scheduler")
         return _at(host, port, f"--scheduler {address}", access)
@@ -242,9 +277,10 @@ def _at(host: str, port: int, meant: str, access: HttpAccess) -> tuple[StatusSou
 
 
 def _hint(elsewhere: list[int]) -> str:
+    namespaces = "--net" if os.getuid() == 0 else "--user --preserve-credentials --net"  # of their own
     return (
         f"the scheduler with process id {elsewhere[0]} is in another network namespace, perhaps that of an "
-        f"emulated network: nsenter --net --target {elsewhere[0]} netstorm top"
+        f"emulated network: nsenter {namespaces} --target {elsewhere[0]} netstorm top"
     )
 
 

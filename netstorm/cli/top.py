@@ -57,9 +57,9 @@ def _show(source: StatusSource, status: JobStatus, *, once: bool) -> None:
     from netstorm.scheduler.bound import RoundBounds
 
     console = Console()
-    if not console.is_terminal:  # a file or a pipe has no width: nothing is to be cut
+    if not console.file.isatty():  # a file or a pipe has no width: nothing is to be cut
         console.width = shutil.get_terminal_size((_WIDE, 0)).columns
-    if once or not console.is_terminal:
+    if once or not console.file.isatty():
         bounds = RoundBounds()
         _repeat(
             source, status, lambda now: console.print(view(now, console.width, bounds.of(now))), once=once

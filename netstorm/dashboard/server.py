@@ -233,12 +233,23 @@ _HEADERS: Final = [
 ]
 
 
-def open_socket(host: str, port: int) -> socket.socket:
+_PORT: Final = 8787
+"""Dask's dashboard's, which its users know."""
+
+
+def open_socket(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens.
+
+    Args:
+        port: 0: any free one; None: 8787, or any free one if that is taken.
 
     Raises:
         SettingsError: the address cannot be listened on.
     """
+    if port is None:
+        with contextlib.suppress(SettingsError):
+            return open_socket(host, _PORT)
+        port = 0
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)

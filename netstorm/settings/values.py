@@ -212,6 +212,9 @@ FOREIGN_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "DMLC_ROLE_MASTER_WORKER": "GeoMX's: a worker without data, which has nothing to do here",
         "DMLC_NUM_ALL_WORKER": "GeoMX's number of nodes of all data centres, which are one job here",
         "OMP_NUM_THREADS": "several nodes on one machine share its cores; a user's own choice is kept",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "OpenTelemetry's: where the scheduler sends its metrics, if at all",
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "the same, for metrics alone",
+        "OTEL_METRIC_EXPORT_INTERVAL": "how often, in milliseconds",
     }
 )
 

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from netstorm.cli.main import app
+from tests.integration.dashboard.chromium import first_update
 from tests.wan.test_two_hosts import PLAIN_SUM
 from tests.wan.traces import LINE, NETSTORM, ROOT, netstorm, nothing_left_since, traces
 
@@ -110,3 +113,20 @@ def test_ctrl_c_on_a_job_takes_the_network_down_too(file):
         job.stdout.read()
         assert job.wait(60) == 130
     assert nothing_left_since(before)
+
+
+@pytest.mark.skipif(find_spec("uvicorn") is None, reason="the extra dashboard is not installed")
+def test_a_page_outside_shows_a_job_in_the_network(file, tmp_path):
+    script = tmp_path / "wait.py"
+    script.write_text("import time, netstorm\nwith netstorm.Group():\n    time.sleep(600)\n")
+    words = [*NETSTORM, "launch", "--wan", file, "--scheduler", "1", "--dashboard", "--grace", "1"]
+    words += ["--", "python", str(script)]
+    job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, text=True)
+    with job:
+        assert job.stdout is not None
+        found = next(filter(None, (re.search(r"netstorm dashboard: (\S+)", line) for line in job.stdout)))
+        nodes = first_update(found[1])["frame"]["nodes"]
+        job.send_signal(signal.SIGINT)
+        job.stdout.read()
+        assert job.wait(60) == 130
+    assert [node["site"] for node in nodes] == ["a", "b", ""]

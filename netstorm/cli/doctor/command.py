@@ -264,7 +264,7 @@ def _progress() -> Iterator[Progress]:
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.file.isatty():
         yield lambda text: typer.echo(f"netstorm doctor: {text}", err=True)
         return
     with console.status("netstorm doctor") as status:

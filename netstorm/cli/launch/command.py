@@ -90,7 +90,8 @@ def launch(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Emulate this network file on this machine, one namespace for each rank. Needs root.",
+            help="Emulate this network file on this machine, one namespace for each rank. Needs root, or "
+            "user namespaces.",
         ),
     ] = None,
     ipv6: Annotated[
@@ -187,12 +188,13 @@ def launch(
         bool | None,
         typer.Option(
             "--dashboard/--no-dashboard",
-            help="Serve a page that shows the job, and end it with the job. Default: if the job runs on this "
-            "machine, output is a terminal, and the extra netstorm[dashboard] is installed.",
+            help="Serve a page here that shows the job, and end it with the job. Default: if output is a "
+            "terminal, and the extra netstorm[dashboard] is installed; never with --join or --slurm.",
             show_default=False,
         ),
     ] = None,
     no_scheduler: Annotated[bool, typer.Option("--no-scheduler", hidden=True)] = False,
+    page_socket: Annotated[int | None, typer.Option("--page-socket", hidden=True)] = None,
 ) -> None:
     """Start a scheduler and N nodes, and run the job to its end.
 
@@ -261,6 +263,7 @@ def launch(
                 restarts=restarts,
                 quiet=quiet,
                 dashboard=dashboard,
+                page_socket=page_socket,
             )
             code = given.run(scratch)
         except CommandError as error:
@@ -301,6 +304,7 @@ class LaunchArguments:
     key: Path | None = None
     quiet: bool = False
     dashboard: bool | None = None
+    page_socket: int | None = None
 
     def run(self, scratch: Path) -> int:
         """Run the job to its end, and return the exit code.
@@ -315,6 +319,8 @@ class LaunchArguments:
         open_standard_streams()
         if self.join is not None:
             self._check_join()
+        if self.wan is not None:
+            self._run_again_without_root()
         variables = self._all_variables()
         key = fresh_or_given(child_environment(None, **variables), with_scheduler=self.with_scheduler)
         if self.slurm and (self.hosts is not None or self.wan is not None):
@@ -347,7 +353,9 @@ class LaunchArguments:
             except OSError as error:
                 raise UsageError(f"--log-dir {self.log_folder}: cannot be made: {error}") from None
         console = Console(prefixes=self.prefixes, environment=environment)
-        dashboard = partial(dashboard_process, environment) if self._has_dashboard() else None
+        dashboard = None
+        if self._has_dashboard():
+            dashboard = partial(dashboard_process, environment, job.beside_scheduler, self.page_socket)
         elastic = settings.elastic_range
         fewest = None if elastic is None else elastic[0]
 
@@ -382,18 +390,38 @@ class LaunchArguments:
 
     def _has_dashboard(self) -> bool:
         """Return whether to serve a page: by default for a person, who would see its address."""
-        here = self.with_scheduler and not self._is_remote and self.wan is None
+        possible = self.with_scheduler and not self.slurm
         installed = all(find_spec(name) is not None for name in ("starlette", "uvicorn"))
         if self.dashboard is None:
-            return here and installed and not self.quiet and all(map(os.isatty, (1, 2)))
-        if self.dashboard and not here:
+            return possible and installed and not self.quiet and all(map(os.isatty, (1, 2)))
+        if self.dashboard and not possible:
             raise UsageError(
-                "--dashboard is for jobs whose scheduler runs here, outside namespaces; of others: "
+                "--dashboard goes with neither --join nor --slurm; of other schedulers: "
                 "netstorm dashboard --scheduler HOST:PORT"
             )
         if self.dashboard and not installed:
             raise UsageError("--dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
         return self.dashboard
+
+    def _run_again_without_root(self) -> None:
+        """Become a launcher in namespaces of its own if this one may not emulate networks and that one may.
+
+        What browsers connect to is outside: its page listens there.
+        """
+        from netstorm.lab.emulation.namespaces import without_root
+
+        before = without_root()
+        if not before or sys.argv[1:2] != ["launch"]:  # a program's own call is not to replace the program
+            return
+        options = []
+        if self._has_dashboard():
+            from netstorm.dashboard.server import open_socket
+
+            listener = open_socket("127.0.0.1", None).detach()
+            os.set_inheritable(listener, True)
+            options = [f"--page-socket={listener}"]
+        words = [*before, sys.executable, "-m", "netstorm", "launch", *options, *sys.argv[2:]]
+        os.execvp(words[0], words)
 
     def _run_in_a_wan(self, file: Path, variables: dict[str, str], scratch: Path) -> int:
         """Make the emulated network, run the job in it, and take it away again."""

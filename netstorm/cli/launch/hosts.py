@@ -126,6 +126,7 @@ def remote_job(
         scheduler_at=(lambda _: scheduler) if with_scheduler else None,
         hosts={SCHEDULER: host} | {Member(placement.rank): placement.host for placement in placements},
         is_remote=is_ssh,
+        beside_scheduler=lambda words: connect(host, [python, "-m", "netstorm", *words]),
     )
 
 

@@ -81,6 +81,8 @@ class Process:
     """Of that command."""
     start_message: bytes
     """First line of the supervisor's standard input."""
+    descriptors: tuple[int, ...] = ()
+    """Of this process; it inherits them."""
     is_restart: bool = False
     """Whether it takes the place of one that has ended: its output is added to that one's log file."""
 
@@ -120,6 +122,9 @@ class LaunchedJob:
     """Where processes run, for messages; the scheduler only if that is another machine."""
     is_remote: bool = False
     """Whether they are started through ssh."""
+    beside_scheduler: Callable[[Sequence[str]], Sequence[str]] | None = None
+    """Returns the command that runs `netstorm` with some words where a scheduler is whose pages cannot be
+    reached from here; None: they can."""
 
 
 DASHBOARD: Final = Member(-2)
@@ -505,6 +510,7 @@ class Child:
             stderr=subprocess.PIPE,
             bufsize=0,
             env=process.environment,
+            pass_fds=process.descriptors,
             start_new_session=True,  # the terminal's Ctrl-C is for the launcher alone
         )
         self._log = self._open_log(log_folder, is_restart=process.is_restart)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -60,13 +61,24 @@ def scheduler_process(
     )
 
 
-def dashboard_process(environment: Mapping[str, str], options: Sequence[str]) -> Process:
+def dashboard_process(
+    environment: Mapping[str, str],
+    beside_scheduler: Callable[[Sequence[str]], Sequence[str]] | None,
+    listener: int | None,
+    options: Sequence[str],
+) -> Process:
     """Return a dashboard on this machine.
 
     Args:
         environment: names the token's file and the certificate, if any.
-        options: how it reaches the scheduler.
+        beside_scheduler: as `LaunchedJob` has it.
+        listener: file descriptor of the socket at which it listens; None: it opens one.
+        options: how the scheduler is reached from where it is.
     """
+    if beside_scheduler is not None:
+        options = ("--through", shlex.join(beside_scheduler(("top", "--json", *options))))
+    inherited = () if listener is None else (listener,)
+    options = [*options, *(f"--inherited={number}" for number in inherited)]
     return Process(
         member=DASHBOARD,
         supervisor=SUPERVISOR,
@@ -74,6 +86,7 @@ def dashboard_process(environment: Mapping[str, str], options: Sequence[str]) ->
         start_message=start_message(
             command=[sys.executable, "-m", "netstorm", "dashboard", *options], folder=None
         ),
+        descriptors=inherited,
     )
 
 
@@ -260,7 +273,12 @@ def wan_job(
             ready_file,
         )
 
-    return dataclasses.replace(job, scheduler=scheduler(None), scheduler_at=scheduler)
+    return dataclasses.replace(
+        job,
+        scheduler=scheduler(None),
+        scheduler_at=scheduler,
+        beside_scheduler=lambda words: wan.command(scheduler_at, [sys.executable, "-m", "netstorm", *words]),
+    )
 
 
 # One line on an emulated network, which goes with every result made in it.

@@ -161,7 +161,7 @@ def _progress() -> Iterator[Callable[[str], AbstractContextManager[None]]]:
 
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.file.isatty()) as progress:
 
         @contextmanager
         def step(name: str) -> Iterator[None]:

@@ -529,7 +529,7 @@ _LINE_EVERY_S: Final = 10.0
 def progress(total: int) -> Iterator[Callable[[str], None]]:
     """Yield a function to call before each case: it shows a bar on a terminal, else a line at times."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.file.isatty():
         yield _lines(console, total)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

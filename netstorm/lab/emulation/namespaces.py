@@ -44,6 +44,7 @@ __all__ = [
     "running",
     "socket_path",
     "unmet_requirements",
+    "without_root",
     "write_sysctl",
 ]
 
@@ -348,14 +349,54 @@ class UnmetRequirements(UsageError):
     """This process cannot emulate a network; the message says what is missing and how to get it."""
 
 
-def unmet_requirements() -> list[str]:
-    """Return one sentence for each thing that is missing, and how to get it."""
+_SYSTEM_PROGRAMS: Final = "/usr/sbin:/sbin"
+"""Not in PATH of Debian's users, who would be told to install what is there."""
+_OWN_NAMESPACES: Final = (
+    *("unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-ec"),
+    f"""
+    mount -t tmpfs tmpfs /run
+    mkdir -p /run/etc/upper /run/etc/work
+    mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work overlay /etc
+    mkdir -p {HOSTS_FOLDER}
+    mount -t tmpfs tmpfs {HOSTS_FOLDER}
+    export PATH="$PATH:{_SYSTEM_PROGRAMS}"
+    ip link set lo up
+    exec "$@"
+    """,
+    "sh",
+)
+_TRY_S: Final = 10.0
+
+
+def without_root() -> tuple[str, ...]:
+    """Return the words before a command by which it may emulate networks though this process may not.
+
+    It runs in a user namespace (user_namespaces(7)): there this user is root, with network namespaces of its
+    own, an empty /run, and an /etc whose changes nobody else sees.
+
+    Returns:
+        Nothing if this process may emulate networks itself, or this machine has no such namespaces.
+    """
+    if not _lacking():
+        return ()
+    try:
+        tried = subprocess.run([*_OWN_NAMESPACES, "true"], capture_output=True, timeout=_TRY_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return () if tried.returncode else _OWN_NAMESPACES
+
+
+def unmet_requirements(*, own_namespaces: bool = False) -> list[str]:
+    """Return one sentence for each thing that is missing, and how to get it.
+
+    Args:
+        own_namespaces: whether the command is run as `without_root` says.
+    """
     if not sys.platform.startswith("linux"):
         return [f"this is {sys.platform}, and network namespaces are Linux's"]
     missing = []
-    held = _effective_capabilities()
-    lacking = [name for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
-    if lacking:
+    lacking = _lacking()
+    if lacking and not (own_namespaces and without_root()):
         missing.append(
             f"{' and '.join(lacking)} (user id {os.geteuid()}): run it as root, as in: "
             "sudo -E env PATH=$PATH netstorm wan …; or in a container with: docker run --cap-add NET_ADMIN "
@@ -365,6 +406,7 @@ def unmet_requirements() -> list[str]:
         f"the program {program!r} of iproute2 (Debian, Ubuntu: apt-get install iproute2)"
         for program in ("ip", "tc")
         if shutil.which(program) is None
+        and not (own_namespaces and shutil.which(program, path=_SYSTEM_PROGRAMS))
     ]
     if not _TUN.exists():
         missing.append(f"{_TUN}: load the module (modprobe tun), or give the container --device {_TUN}")
@@ -378,6 +420,11 @@ def check_requirements() -> None:
     missing = unmet_requirements()
     if missing:
         raise UnmetRequirements("cannot emulate a network on this machine; missing: " + "; ".join(missing))
+
+
+def _lacking() -> list[str]:
+    held = _effective_capabilities()
+    return [name for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
 
 
 def _effective_capabilities() -> int:

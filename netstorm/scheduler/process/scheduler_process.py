@@ -53,7 +53,7 @@ from netstorm.scheduler.process.hosted import (
 )
 from netstorm.scheduler.snapshot import JobSnapshot, Outcome
 from netstorm.scheduler.status import JobStatus
-from netstorm.settings import Settings
+from netstorm.settings import Settings, foreign_variable
 
 __all__ = ["Launcher", "RunningScheduler", "StatusServer", "run_scheduler", "start_on_threads"]
 
@@ -125,6 +125,7 @@ def run_scheduler(
         if status_server is not None:
             stack.callback(status_server.close)
             print_line(f"netstorm scheduler: watch it with: {status_server.command}")
+            _send_metrics(status_server.metrics, stack)
         if launcher is not None:
             stack.callback(_listen_to(launcher, running.driver))
         elif beside_ranks:
@@ -135,6 +136,23 @@ def run_scheduler(
     if launcher is not None:
         launcher.on_outcome(outcome)
     return 128 + signals[0] if signals and outcome.exit_code else outcome.exit_code
+
+
+def _send_metrics(collect: Callable[[], Iterator[Metric]], stack: contextlib.ExitStack) -> None:
+    """Send metrics to a collector until the stack's end, if the environment names one."""
+    if not any(map(foreign_variable, _COLLECTOR)):
+        return
+    try:
+        from netstorm.observe.otlp import OtlpPusher  # noqa: PLC0415 - an extra, which few jobs need
+
+        stack.callback(OtlpPusher(collect).close)
+    except ImportError:
+        _log.warning("%s is set: to send metrics, pip install 'netstorm[otel]'", " or ".join(_COLLECTOR))
+    except SettingsError as error:
+        _log.warning("no metrics are sent: %s", error)
+
+
+_COLLECTOR: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -414,7 +432,7 @@ class StatusServer:
                 "/status.json": QueryPage(
                     "application/json", lambda query: msgspec.json.encode(self.status(query.get("job")))
                 ),
-                "/metrics": metrics_page(self._metrics, refusals),
+                "/metrics": metrics_page(self.metrics, refusals),
             }
         )
         application = access.guard(application, refusals)
@@ -475,7 +493,8 @@ class StatusServer:
                 self._made = (now, made)
             return self._made[1]
 
-    def _metrics(self) -> Iterator[Metric]:
+    def metrics(self) -> Iterator[Metric]:
+        """Return all metrics; see `status` for who may ask and the errors."""
         if not self._several:
             return metrics(self.status())
         return metrics_of_several(self._statuses(), self._driver.machine.counters.snapshot())

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,6 +105,18 @@ def dashboard(folder: Path, *options: str) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+def first_update(link: str) -> Any:
+    """Return what a dashboard shows first to a viewer who opens its whole address."""
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with opener.open(link, timeout=LIMIT_S) as page:
+        assert "<title>NetStorm</title>" in page.read().decode()
+    with opener.open(f"{link.partition('?')[0]}events", timeout=LIMIT_S) as stream:
+        for line in stream:
+            if line.startswith(b"data: "):
+                return json.loads(line.removeprefix(b"data: "))
+    raise AssertionError("the stream has ended")
 
 
 def _address(process: subprocess.Popen[bytes], file: Path) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 
-from tests.integration.dashboard.chromium import LIMIT_S, dashboard, wait_for
+from tests.integration.dashboard.chromium import LIMIT_S, dashboard, first_update, wait_for
 from tests.integration.jobs import Job, run_netstorm
 
 pytestmark = pytest.mark.skipif(find_spec("uvicorn") is None, reason="the extra dashboard is not installed")
@@ -41,14 +40,6 @@ def get(address: str) -> str:
         return str(answer.read().decode())
 
 
-def first_update(address: str) -> Any:
-    with urllib.request.urlopen(f"{address}events", timeout=LIMIT_S) as stream:
-        for line in stream:
-            if line.startswith(b"data: "):
-                return json.loads(line.removeprefix(b"data: "))
-    raise AssertionError("the stream has ended")
-
-
 def test_a_running_job_is_shown_recorded_and_reported(tmp_path):
     token = tmp_path / "web.token"
     token.touch(0o600)
@@ -61,20 +52,18 @@ def test_a_running_job_is_shown_recorded_and_reported(tmp_path):
         options = ("--scheduler", job.address, "--token-file", str(token))
 
         with dashboard(tmp_path, *options) as address:
-            page, given = address.split("?")
+            page, _ = address.split("?")
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 get(page)  # the scheduler has a token, so the page has one, too
-            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-            urllib.request.install_opener(opener)
-            try:
-                assert "<title>NetStorm</title>" in get(f"{page}?{given}")
-                update = first_update(page)
-            finally:
-                urllib.request.install_opener(None)
+            update = first_update(address)
             assert [node["site"] for node in update["frame"]["nodes"]] == ["site0", "site1"]
             (key,) = update["frame"]["keys"]["first"]
             assert (key["name"], key["shape"], key["dtype"], key["bytes"]) == ("w", [1000], "float32", 4000)
             assert all(node["queued"] >= 0 for node in update["frame"]["nodes"] if "queued" in node)
+
+        top = shlex.join([sys.executable, "-m", "netstorm", "top", "--json", *options])
+        with dashboard(tmp_path, "--through", top) as address:
+            assert first_update(address)["frame"]["workers"] == 2
 
         file = tmp_path / "job.jsonl"
         recorder = subprocess.Popen(
@@ -134,7 +123,7 @@ def test_without_a_terminal_there_is_none_unless_it_is_asked_for(tmp_path):
     elsewhere = ("--dashboard", "-n", "1", "--join", "127.0.0.1:1", "--job", "a")
     refused = run_netstorm(tmp_path, "launch", *elsewhere, "--", "true")
     assert refused.code == 2
-    assert "--dashboard is for jobs whose scheduler runs here" in refused.err
+    assert "--dashboard goes with neither --join nor --slurm" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -142,6 +131,7 @@ def test_without_a_terminal_there_is_none_unless_it_is_asked_for(tmp_path):
     [
         (("dashboard", "--file", "none.jsonl"), "none.jsonl: the recording cannot be read"),
         (("dashboard", "--file", "a", "--scheduler", "b:1"), "expected one of them"),
+        (("dashboard", "--through", "no-such-program"), "'no-such-program': No such file"),
         (("record", "a.jsonl", "--every", "1ms"), "--every 1ms: expected at least 0.1s"),
         (("record", "a.jsonl", "--limit", "1kB"), "--limit 1kB: expected at least 100kB"),
         (("report", "none.jsonl", "-o", "a.html"), "none.jsonl: the recording cannot be read"),

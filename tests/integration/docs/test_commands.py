@@ -255,6 +255,7 @@ _SAMPLES: Final = {
     "netstorm plan bad.yaml": True,
     "netstorm doctor logs": True,
     "netstorm plan examples/networks/mesh.yaml --model alexnet": True,
+    "netstorm plan examples/networks/aws_regions.yaml": True,
     "netstorm simulate --nodes 9 --family mesh --seeds 2": True,
     "netstorm simulate --nodes 9 --family mesh --seeds 5": False,
 }

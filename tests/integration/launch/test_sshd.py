@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
 from netstorm.cli.launch.variables import free_port
+from tests.integration.dashboard.chromium import first_update
 from tests.integration.jobs import PYTHONPATH
 from tests.integration.launch.launcher import PATIENCE_S, Launcher, ended, inside, until
 
@@ -116,6 +120,23 @@ def test_a_job_on_two_hosts_sums_up_and_its_key_is_on_no_command_line(two_hosts:
     sums = [("0", "east", "127.0.0.1"), ("1", "east", "127.0.0.1"), ("2", "west", "127.0.0.2")]
     assert said == [f"[{rank}] {rank} 6.0 {site} 127.0.0.1 {host}" for rank, site, host in sums]
     assert end.out.count("secrets in command lines: 0") == 3
+
+
+@pytest.mark.skipif(find_spec("uvicorn") is None, reason="the extra dashboard is not installed")
+def test_a_page_here_shows_a_job_elsewhere_and_ends_with_it(two_hosts: Launcher) -> None:
+    program = "import netstorm\nwith netstorm.Group() as group:\n    time.sleep(600)"
+    with two_hosts.started(program, "--dashboard") as process:
+        printed = re.compile(r"\[dashboard\] netstorm dashboard: (http://127.0.0.1:\S+)")
+        until(lambda: printed.search(process.said()[0]), "the address of the page")
+        found = printed.search(process.said()[0])
+        assert found is not None
+        nodes = first_update(found[1])["frame"]["nodes"]
+        assert [node["site"] for node in nodes] == ["east", "east", "west"]
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE_S)
+        until(lambda: not inside(two_hosts.folder), "the remote processes to end")
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            first_update(found[1])
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])

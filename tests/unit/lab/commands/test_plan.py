@@ -237,6 +237,23 @@ def test_costs_follow_from_prices_and_decide_if_asked_to(tmp_path: Path):
     assert "none is both faster and cheaper than" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("file", "for_a_gb"),
+    [
+        # To one of the three regions that ask for 0.02: both ends' prices, for each of the five others.
+        ("aws_regions", 2 * 0.04 + 0.11 + 0.118 + 0.158),
+        # Amazon's two, Azure and Oregon, Azure and Virginia.
+        ("three_clouds", (0.02 + 0.09) + (0.09 + 0.0875) + (0.12 + 0.0875)),
+    ],
+)
+def test_published_prices_decide(file: str, for_a_gb: float):
+    found = planned(f"examples/networks/{file}.yaml", "--model", "50MB", "--objective", "money")
+    assert found["schemes"]["cheapest"]["cost"] == pytest.approx(for_a_gb / 20)
+    assert found["schemes"][found["chosen"]]["cost"] == pytest.approx(for_a_gb / 20)
+    assert found["schemes"]["sharded"]["predicted_s"] < found["schemes"]["cheapest"]["predicted_s"]
+    assert found["schemes"]["sharded"]["cost"] > 1.1 * found["schemes"]["cheapest"]["cost"]
+
+
 @pytest.mark.parametrize("objective", ["both", "money"])
 def test_an_objective_that_is_none_or_needs_prices_is_named(objective: str):
     done = run(INTERNET2, "--objective", objective)
