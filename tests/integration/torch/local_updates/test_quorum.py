@@ -114,15 +114,16 @@ def train_elastic(folder: str, delay: int) -> dict[str, Any]:
         delay: steps that a sum may take.
     """
     elastic.init_process_group(PATIENCE)
-    model = nn.ModuleList([nn.Linear(300, 40), nn.Linear(40, 1)])
+    first, second = nn.Linear(300, 40), nn.Linear(40, 1)
+    model = nn.ModuleList([first, second])
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
-    ending, checked = model[1].bias, model[1].weight  # of the fragment that a period ends with
+    ending, checked = second.bias, second.weight  # of the fragment that a period ends with
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     outer = torch.optim.SGD(model.parameters(), lr=1.0)
     sampler = elastic.ElasticSampler(10_000, 2)
     training = DiLoCo(
-        list(model),
+        [first, second],
         optimizer,
         outer,
         EVERY,
