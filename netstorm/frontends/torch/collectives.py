@@ -164,6 +164,7 @@ class Calls:
     _member: ProcessGroupMember
     _exchanges: Exchanges
     _is_closed: bool
+    _why_closed: str
 
     @property
     def loss_terms(self) -> LossTerms | None:
@@ -177,7 +178,7 @@ class Calls:
             Closed: it has been destroyed.
         """
         if self._is_closed:
-            raise Closed(f"process group {self._member.name!r} has been destroyed")
+            raise Closed(f"process group {self._member.name!r} {self._why_closed}")
 
     def _root(self, options: Any) -> int:
         """Return the root that options of a call name."""
