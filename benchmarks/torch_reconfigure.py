@@ -3,6 +3,7 @@
 
     python benchmarks/torch_reconfigure.py --nodes 8 --rounds 5
     python benchmarks/torch_reconfigure.py --backend gloo
+    sudo python benchmarks/torch_reconfigure.py --nodes 3 --round-trip 0.2    # each rank on a host of its own
 
 All ranks enter a view with the ranks in another order, at once. A round is as long as its slowest rank; a
 small all-reduce checks the view. Processor time, of all ranks, is the same on a machine that is busy.
@@ -11,7 +12,9 @@ small all-reduce checks the view. Processor time, of all ranks, is the same on a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -21,11 +24,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore  # dist.FileStore, which type checkers do not see
+
+from netstorm.lab.emulation.namespaces import inside
+from netstorm.lab.emulation.wan import Wan
+from netstorm.pslite.keys import JobKey
+from netstorm.topology.network import Network
 
 _TIMEOUT = timedelta(seconds=60)
 
@@ -40,6 +49,8 @@ class _Job:
     rounds: int
     barrier: Barrier
     answers: SimpleQueue[list[tuple[float, float]]]
+    hosts: tuple[tuple[str, str], ...]
+    """Of each rank: namespace and address; none: all are on this machine."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,9 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", default="netstorm", metavar="NAME", help="default netstorm")
     parser.add_argument("--nodes", type=int, default=8, metavar="N", help="ranks; default 8")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="that count; default 5")
+    parser.add_argument("--round-trip", type=float, metavar="S", help="between ranks, each in a namespace")
     options = parser.parse_args(arguments)
     spawned = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        hosts: tuple[tuple[str, str], ...] = ()
+        if options.round_trip is not None:
+            network = Network.uniform(options.nodes, rate=1e9, latency=options.round_trip / 2)
+            wan = stack.enter_context(Wan.up(network))
+            hosts = tuple((wan.namespace(rank), wan.address(rank)) for rank in range(options.nodes))
+            os.environ["NETSTORM_KEY_FILE"] = f"{folder}/job.key"
+            JobKey.create(Path(folder, "job.key"))
         job = _Job(
             backend=options.backend,
             store=f"{folder}/store",
@@ -58,8 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds=options.rounds,
             barrier=spawned.Barrier(options.nodes),
             answers=spawned.SimpleQueue(),
+            hosts=hosts,
         )
-        ranks = [spawned.Process(target=_reconfigure_often, args=(rank, job)) for rank in range(job.nodes)]
+        ranks = [spawned.Process(target=_run, args=(rank, job)) for rank in range(job.nodes)]
         for rank in ranks:
             rank.start()
         of_ranks = [job.answers.get() for _ in ranks]
@@ -72,8 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{job.backend}: {job.nodes} ranks reconfigured in {statistics.median(wall):.0f} ms "
         f"({min(wall):.0f} to {max(wall):.0f}), with {statistics.median(cpu):.0f} ms of processor time; "
         f"medians of {job.rounds} rounds"
+        + (f"; {statistics.median(wall) / 1e3 / options.round_trip:.1f} round trips" if hosts else "")
     )
     return 0
+
+
+def _run(rank: int, job: _Job) -> None:
+    if not job.hosts:
+        _reconfigure_often(rank, job)
+        return
+    namespace, os.environ["DMLC_NODE_HOST"] = job.hosts[rank]
+    with inside(namespace):  # as are the threads that begin in it
+        _reconfigure_often(rank, job)
 
 
 def _reconfigure_often(rank: int, job: _Job) -> None:

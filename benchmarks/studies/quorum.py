@@ -3,7 +3,7 @@
 
     netstorm launch -n 4 -- python benchmarks/studies/quorum.py --json quorum.json
 
-The last rank is the slow one. A step takes as long as is said, so that the result does not depend on the
+NETSTORM_ELASTIC=2:4 makes it an elastic job. The last rank is the slow one. A step takes as long as is said, so that the result does not depend on the
 machine. Trainings take turns; times are rank 0's, of as many steps as the others count, too.
 """
 
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.arguments import factor, number, seconds, writable
+from netstorm.frontends.torch import elastic
 from netstorm.frontends.torch.local_updates import DiLoCo
 
 EQUAL: Final = "all ranks alike"
@@ -35,7 +36,7 @@ QUORUM: Final = "one slow, quorum"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, as one rank, and return the exit code."""
     options = _options(arguments)
-    dist.init_process_group("netstorm")
+    elastic.init_process_group()
     runs: dict[str, list[dict[str, Any]]] = {EQUAL: [], WAITING: [], QUORUM: []}
     for _ in range(options.turns):
         for name, found in runs.items():
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Train once; return the seconds that it took here, and the steps that the slow rank has taken."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, ranks = dist.get_rank(), len(elastic.live_ranks())
     is_slow = rank == ranks - 1
     step_s = options.step * (options.slow if is_slow and name != EQUAL else 1.0)
     model = nn.Linear(options.width, options.width)

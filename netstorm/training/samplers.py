@@ -50,6 +50,8 @@ class SampleShares:
         self._shuffle: Final = shuffle
         self._catch_up_size: Final = min(catch_up_size, batch_size)
         self._size = batch_size
+        self._last = 0
+        """How many samples the last batches of all ranks had together."""
         self.rank = 0
         self.ranks: tuple[int, ...] = (0,)
         self._order: tuple[int, Permutation] | None = None
@@ -80,12 +82,18 @@ class SampleShares:
         for _ in range(batches):
             self._next_batches()
 
+    def give_back(self) -> None:
+        """Give the last batches of all ranks again: the others have taken them, and this rank has not."""
+        self.position -= self._last
+        self._last = 0
+
     def _next_batches(self) -> int:
         """Return where the next batches of all ranks begin, and go on behind them."""
         together = self._batch_size * len(self.ranks)
         if self.position and self.position + together > self._length:
             self.epoch, self.position = self.epoch + 1, 0
         self.position += together
+        self._last = together
         return self.position - together
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -95,7 +103,7 @@ class SampleShares:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, which is the same at all ranks."""
-        return {"epoch": self.epoch, "position": self.position, "length": self._length}
+        return {"epoch": self.epoch, "position": self.position, "length": self._length, "last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at a position.
@@ -109,6 +117,7 @@ class SampleShares:
                 "must have the same samples"
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self._last = int(state.get("last", 0))
 
     def _samples(self) -> Permutation:
         """Return the samples of this epoch in their order."""

@@ -59,10 +59,10 @@ class Exchanges:
         return reduced(text, array, array, reduction, element, priority=priority)
 
     def sum_with_loss(
-        self, kept: torch.Tensor, result: torch.Tensor, terms: LossTerms, priority: int
+        self, kept: torch.Tensor, result: torch.Tensor, terms: LossTerms, priority: int, said: str = ""
     ) -> TensorExchange:
         """Sum `kept` into `result`, maybe without late contributions, which stay in `kept`."""
-        text = f"all_reduce(SUM) of {described(kept)} with {terms}"
+        text = f"all_reduce(SUM) of {described(kept)} with {said or terms}"
         element = element_of(kept.dtype, Reduction.SUM)
         source, target = array_of(kept, element), array_of(result, element)
         exchange = reduced(text, source, target, Reduction.SUM, element, priority=priority)
@@ -164,6 +164,7 @@ class Calls:
     _member: ProcessGroupMember
     _exchanges: Exchanges
     _is_closed: bool
+    _why_closed: str
 
     @property
     def loss_terms(self) -> LossTerms | None:
@@ -177,7 +178,7 @@ class Calls:
             Closed: it has been destroyed.
         """
         if self._is_closed:
-            raise Closed(f"process group {self._member.name!r} has been destroyed")
+            raise Closed(f"process group {self._member.name!r} {self._why_closed}")
 
     def _root(self, options: Any) -> int:
         """Return the root that options of a call name."""
@@ -470,13 +471,15 @@ class Reductions(Calls):
         priority: int,
         *,
         calls: GroupCalls | None = None,
+        said: str = "",
     ) -> CallWork:
         """Sum `kept` over all ranks into `result`, maybe without what comes too late. `kept`, which is dense
-        and on the CPU, then has what was not counted of it, and zeros elsewhere.
+        and on the CPU, then has what was not counted of it, and zeros elsewhere. `said` names the terms,
+        if ranks may have different ones.
         """
         self._check_open()
         memory = staged(result, read=False)
-        exchange = self._exchanges.sum_with_loss(kept, memory.host, terms, priority)
+        exchange = self._exchanges.sum_with_loss(kept, memory.host, terms, priority, said)
         return self._member.call(exchange, [result], timeout_of(None), (memory,), calls=calls)
 
     def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> CallWork:

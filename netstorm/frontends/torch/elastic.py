@@ -356,6 +356,11 @@ class StateEntries:
             if callable(tell):
                 tell(rank, ranks, counts=counts)
 
+    @property
+    def samplers(self) -> list[SampleShares]:
+        """Those who share samples among ranks."""
+        return [entry for entry in self._entries.values() if isinstance(entry, SampleShares)]
+
 
 def _has_state(entry: object) -> bool:
     return callable(getattr(entry, "state_dict", None))
@@ -530,6 +535,11 @@ class ElasticState:
         self._member.reduced_by = None
         self.number += 1
         return self.number - 1
+
+    @property
+    def samplers(self) -> list[SampleShares]:
+        """The entries that share samples among ranks."""
+        return self._entries.samplers
 
     def close(self) -> None:
         """Leave the state to ranks that join from now on. It is called when the process group is destroyed,

@@ -10,6 +10,7 @@ process group will do.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -59,6 +60,7 @@ from netstorm.frontends.torch.site_mesh import LOCAL, site_mesh
 from netstorm.frontends.torch.site_sums import hierarchical_all_reduce
 from netstorm.kvstore.process.elastic import StepPacer
 from netstorm.kvstore.process.runtime import runtime_of_this_process
+from netstorm.protocol.frames import bits_of
 from netstorm.training.periods import (
     Average,
     FragmentSchedule,
@@ -164,15 +166,24 @@ class ElasticPeriods:
         ranks = self._member.reduced_by
         return ranks is None or bool(ranks >> self._member.runtime.rank & 1)
 
-    def begin(self) -> None:
+    def begin(self, present: frozenset[int] | None = None) -> None:
         """Begin a period: all ranks have the same parameters. A newcomer's first one gives it those of the
         others.
+
+        Args:
+            present: the ranks that are in the job, if averages do not say so since some may be late; the same
+                at all ranks.
 
         Raises:
             NetStormError: as of `ElasticState.step`.
         """
         self.ends = False
+        if present:
+            self._member.record_reduced(bits_of(present))
+        fetches = self._member.runtime.node.needs_state
         self.state.step()
+        for sampler in self.state.samplers if fetches else ():
+            sampler.give_back()  # the others are in the first step of the period, and have taken its samples
 
 
 # What `LocalSGD` and `DiLoCo` share: a context in which something follows each step of an optimizer.
@@ -258,16 +269,28 @@ class StepHook(ABC):
                 self._after_starting()
 
     def _after_optimizer(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
-        elastic = self._elastic
-        self._after_step(self._schedule.next_step(hurries=elastic is not None and elastic.hurries))
+        self._go_on(taken=1, hurries=self._elastic is not None and self._elastic.hurries)
+
+    def _go_on(self, *, taken: int, hurries: bool) -> None:
+        """Go on to the next step, or to the next average, of which this rank has `taken` so many steps; the
+        others take all.
+        """
+        elastic, before = self._elastic, self.steps
+        self._after_step(self._schedule.next_step(hurries=hurries))
         if elastic is not None:
+            for sampler in elastic.state.samplers:
+                sampler.skip(self.steps - before - taken)
             elastic.ends = self._schedule.is_averaged
             if not elastic.counted:
                 self._forget_uncounted()
 
     def _before_optimizer(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         if self._elastic is not None and self._elastic.ends:
-            self._elastic.begin()
+            self._elastic.begin(self._present())
+
+    def _present(self) -> frozenset[int] | None:
+        """Return the ranks that are in the job, if averages may be without some of them."""
+        return None
 
     def elastic_state(self) -> dict[str, Any]:
         """Return what a rank needs that joins an elastic job later, besides model and optimizer."""
@@ -343,9 +366,10 @@ class DiLoCo(StepHook):
             NetStorm group also every other codec of `netstorm.compression`, by its name or as a mapping with
             `type` and parameters, or one for each pattern of parameters' names. These begin with the number
             of the fragment, as in "0.weight".
-        quorum: a sum ends once so many ranks are in it, and `grace` is over; None: it waits for all. What a
-            late rank has learnt is added to its next sum. That rank leaves out local steps until it is with
-            the others again. Over a NetStorm group, with `codec="float32"`.
+        quorum: a sum ends once so many ranks are in it (all, if an elastic job has fewer), and `grace` is
+            over; None: it waits for all. What a late rank has learnt is added to its next sum. That rank
+            leaves out local steps until it is with the others again. Over a NetStorm group, with
+            `codec="float32"`.
         grace: seconds, from a sum's first values on, in which all ranks are waited for.
         state: in an elastic job, what else travels to ranks that join later, as `ElasticState` takes it.
 
@@ -383,7 +407,7 @@ class DiLoCo(StepHook):
         if quorum is None:
             codecs = codecs_of_vectors(codec, group or dist.group.WORLD)
         else:
-            codecs = _quorum_codecs(quorum, grace, codec, ranks, group or dist.group.WORLD)
+            codecs = _quorum_codecs(quorum, grace, codec, group or dist.group.WORLD)
         super().__init__(
             tuple(model_fragments), inner_optimizer, ranks, Periodic("DiLoCo", self._plan), state
         )
@@ -492,7 +516,12 @@ class DiLoCo(StepHook):
     def _after_optimizer(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         super()._after_optimizer(optimizer, arguments, named)
         while any(fragment.is_behind for fragment in self._fragments):
-            self._after_step(self._schedule.next_step(hurries=True))
+            self._before_optimizer(optimizer, arguments, named)
+            self._go_on(taken=0, hurries=True)
+
+    def _present(self) -> frozenset[int] | None:
+        recent = [set().union(*ranks) for fragment in self._fragments for ranks in fragment.recent if ranks]
+        return frozenset(set.intersection(*recent)) if recent else None
 
     def _after_step(self, average: Average) -> None:
         # First the collectives, then the outer steps, which take time: those collectives overlap with these.
@@ -533,9 +562,7 @@ class DiLoCo(StepHook):
             )
 
 
-def _quorum_codecs(
-    quorum: int, grace: float, codec: object, ranks: ProcessGroupRanks, group: object
-) -> CodecOf:
+def _quorum_codecs(quorum: int, grace: float, codec: object, group: object) -> CodecOf:
     """Return what makes the codec of each vector.
 
     Raises:
@@ -545,13 +572,8 @@ def _quorum_codecs(
         raise UsageError(
             f"quorum={quorum} over a group that is none of NetStorm's, which waits for all ranks"
         )
-    if isinstance(ranks, ElasticRanks):
-        raise UsageError(
-            f"quorum={quorum} in an elastic job (NETSTORM_ELASTIC): averages there are of those who are in "
-            "them, so what is late could not count in a later one; leave it out"
-        )
-    if not 1 <= quorum <= ranks.size:
-        raise UsageError(f"quorum={quorum}: expected 1 to {ranks.size} ranks")
+    if not 1 <= quorum <= group.size():
+        raise UsageError(f"quorum={quorum}: expected 1 to {group.size()} ranks")
     if not 0.0 <= grace < float("inf"):
         raise UsageError(f"grace={grace}: expected seconds, 0 or more")
     if codec != "float32":
@@ -612,6 +634,11 @@ class Fragment:
     def is_behind(self) -> bool:
         """Whether the next sum has ended without this rank."""
         return any(isinstance(codec, OuterQuorum) and codec.is_behind for codec in self._codecs)
+
+    @property
+    def recent(self) -> list[deque[frozenset[int]]]:
+        """The ranks in the last sums of each vector, of those that some may be late for."""
+        return [codec.recent for codec in self._codecs if isinstance(codec, OuterQuorum)]
 
     @property
     def codec_name(self) -> str:
@@ -676,6 +703,7 @@ class Fragment:
             "global": [values.clone() for values in self._global],
             "kept": [copied(codec.kept()) for codec in self._codecs],
             "averages": None if averages is None else [average.clone() for average in averages],
+            "recent": [[sorted(ranks) for ranks in recent] for recent in self.recent],
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -684,6 +712,9 @@ class Fragment:
         self._global = self._like(state["global"])
         for flat, codec, kept in zip(self.flat, self._codecs, state["kept"], strict=True):
             codec.keep(copied(kept, flat.device))
+        for recent, ranks in zip(self.recent, state.get("recent", ()), strict=False):
+            recent.clear()
+            recent.extend(map(frozenset, ranks))
         if state["averages"] is not None:
             self._averages = [
                 average.to(flat.device, copy=True)

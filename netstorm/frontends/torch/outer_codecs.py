@@ -12,6 +12,7 @@ how many inner steps each collective may take. A new codec is a class with `Oute
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
@@ -25,6 +26,7 @@ from netstorm.frontends.torch.member import CallWork
 from netstorm.frontends.torch.parameters import FlatParameters
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.ranks import Ranks, Waitable
+from netstorm.kvstore.rounds.bounded_loss import MOST_MISSED
 from netstorm.protocol.messages import LossTerms
 from netstorm.training.codec_states import Parameter
 
@@ -196,9 +198,18 @@ class OuterBFloat16(_KeepsNothing):
         return rounded.to(update.dtype).div_(ranks.size)
 
 
+_LEAST_GRACE_S: Final = 0.001
+"""Sums that may end at once would still have to say that they may: by a deadline that is not 0."""
+
+
 class OuterQuorum:
     """float32 over a NetStorm group, in sums that end without ranks that come too late. Their values count in
-    a later sum (`kvstore.rounds.bounded_loss`), so sums are divided by all ranks.
+    a later sum (`kvstore.rounds.bounded_loss`), so sums are divided by all ranks; in an elastic job, by those
+    that are in it.
+
+    Attributes:
+        recent: the ranks in each of the last sums. Nobody can be late for all of them, so who is in none is
+            not in the job any more.
     """
 
     collectives: ClassVar[int] = 1
@@ -209,13 +220,14 @@ class OuterQuorum:
         Args:
             group: whose ranks are averaged over.
             size: of the vector, in bytes.
-            quorum: so many ranks are waited for, however long it takes.
+            quorum: so many ranks are waited for, however long it takes; or all, if an elastic job has fewer.
             grace_s: and all others so long, from the first one's values on.
         """
         self.name: Final = f"float32 quorum={quorum} grace={grace_s:g}"
-        # All ranks count alike here, so what is missing is a share of the ranks; half of one is for rounding.
-        bound = (group.size() - quorum + 0.5) / group.size()
-        self._terms: Final = LossTerms(bound=bound, deadline_s=grace_s)
+        self.recent: Final[deque[frozenset[int]]] = deque(maxlen=MOST_MISSED + 1)
+        self._quorum: Final = quorum
+        self._grace_s: Final = max(grace_s, _LEAST_GRACE_S)
+        self._live: Final = group.member.runtime.node.live
         self._group: Final = group
         # A sequence of its own: how often in a row a rank may be late is counted for each.
         self._calls: Final = group.member.more_calls("quorum")
@@ -235,13 +247,21 @@ class OuterQuorum:
         return self._group.member.is_behind(self._calls, begun=was_late)
 
     def average(self, update: torch.Tensor, ranks: Ranks) -> Generator[Waitable, None, torch.Tensor]:
-        """Sum what was late before along with it."""
-        mine = update.div_(ranks.size).cpu()
-        self._uncounted = mine.clone() if self._uncounted is None else self._uncounted.add_(mine)
-        self._work = self._group.allreduce_with_loss(
-            self._uncounted, update, self._terms, 0, calls=self._calls
+        """Sum what was late before along with it. A rank that has just joined has nothing that is late."""
+        live = self._live
+        size = len(live.contributors) if live.is_elastic else ranks.size
+        mine = update.div_(size).cpu()
+        late = self._uncounted if live.contributes else None
+        self._uncounted = mine.clone() if late is None else late.add_(mine)
+        # All ranks count alike here, so what is missing is a share of the ranks; half of one is for rounding.
+        # Ranks hear at different times that others have come or left; what a sum's root has heard counts.
+        bound = (size - min(self._quorum, size) + 0.5) / size
+        terms = LossTerms(bound=bound, deadline_s=self._grace_s)
+        work = self._work = self._group.allreduce_with_loss(
+            self._uncounted, update, terms, 0, calls=self._calls, said=self.name
         )
-        yield self._work
+        yield work
+        self.recent.append(work.contributors or frozenset())
         return update
 
     def kept(self) -> torch.Tensor | None:

@@ -54,6 +54,7 @@ class NetStormProcessGroup(Reductions, CopyCalls, Messages, _ProcessGroup):
         super().__init__(rank, size)
         self._store: Store = store
         self._is_closed = False
+        self._why_closed = "has been destroyed"
         self._name = name
         self._description = "undefined"
 
@@ -178,6 +179,11 @@ class NetStormProcessGroup(Reductions, CopyCalls, Messages, _ProcessGroup):
             self._is_closed = True
             self._sparse.close()
             self._closed()
+
+    def end(self, why: str) -> None:
+        """Destroy the group for a reason, which the errors of later calls give."""
+        self._why_closed = why
+        self.shutdown()
 
     def abort(self) -> None:
         """Destroy the group, and fail the job: other ranks may wait for calls that will not come."""

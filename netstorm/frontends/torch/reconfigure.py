@@ -214,6 +214,9 @@ class ReconfigurableGroup(NetStormProcessGroup):
         self._changing: Final = threading.Lock()
         self._thread: Final = CompletionThread("netstorm-completion")
         self._retiring: list[threading.Thread] = []
+        self._namespace = 0
+        self._within: Final[list[NetStormProcessGroup]] = []
+        """Groups of members of the view."""
         self._at_exit: Final = _shuts_down(weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -303,6 +306,32 @@ class ReconfigurableGroup(NetStormProcessGroup):
                 self._why_none = f"its last reconfiguration has failed ({error})"
                 raise type(error)(f"{error}. Members of {view}; rank 0's process has the scheduler") from None
 
+    def within(self, options: Any) -> NetStormProcessGroup:
+        """Create a group of members of the view, as `new_group` asks for. It ends with the view.
+
+        Args:
+            options: PyTorch's `_DistributedBackendOptions`.
+
+        Raises:
+            UsageError: the group is in no view.
+        """
+        view = self._member
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(view.size))
+        # PyTorch's names count the groups of a process: another number where others have been in more views.
+        number = sum(group.member.ranks == ranks for group in self._within)
+        member = ProcessGroupMember(
+            f"{view.name}/{','.join(map(str, ranks))}/{number}",
+            ranks,
+            runtime=view.runtime,
+            namespace=self._namespace,
+            thread=self._thread,
+            timeout=options.timeout,
+            positions=view.positions,
+        )
+        group = NetStormProcessGroup(member, lambda: None, options.store)
+        self._within.append(group)
+        return group
+
     def abort(self) -> None:
         """Leave the view at once; calls under way fail, at all members. The group can be reconfigured."""
         with self._changing:
@@ -336,12 +365,13 @@ class ReconfigurableGroup(NetStormProcessGroup):
             runtime = Runtime(settings, framework="PyTorch")
         finally:
             late.cancel()
+        self._namespace = runtime.open_namespace()
         self._enter(
             ProcessGroupMember(
                 f"{self._name}/{view.uuid}",
                 range(len(view.members)),
                 runtime=runtime,
-                namespace=runtime.open_namespace(),
+                namespace=self._namespace,
                 thread=self._thread,
                 timeout=self._limit,
                 positions=CallPositions(later=False),
@@ -357,6 +387,12 @@ class ReconfigurableGroup(NetStormProcessGroup):
             return
         runtime = self._member.runtime
         self._sparse.close()
+        for group in self._within:
+            group.end(
+                f"was made in a view of the default group that is over ({why}): make it again, by "
+                "new_group() in the next view, and what uses it, such as a DeviceMesh"
+            )
+        self._within.clear()
         for name in _OF_VIEW:
             delattr(self, name)
         thread = runtime.retire(why, _LEAVE_S)

@@ -424,6 +424,10 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
         return ReconfigurableGroup(
             options.store, options.group_rank, options.group_size, options.group_id, options.timeout
         )
+    within: Any = getattr(torch.distributed.group.WORLD, "within", None)  # of a reconfigurable one
+    if within is not None:
+        group: NetStormProcessGroup = within(options)
+        return group
     with _process.lock:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         job = _process.job

@@ -19,11 +19,13 @@ from netstorm.kvstore.forms import STORED
 from netstorm.protocol.codecs import Element, Reduction, can_reduce
 
 __all__ = [
+    "GPUS",
     "NAMES",
     "Staged",
     "array_of",
     "described",
     "element_of",
+    "pinned_like",
     "reduction_name",
     "reduction_of",
     "staged",
@@ -213,6 +215,9 @@ def _hint(reduction: Reduction) -> str:
 # that it queues afterwards. So backward goes on while a gradient is copied. The copy back is ordered by an
 # event before what the program queues after `wait`.
 
+GPUS: Final = {"cuda"}
+"""Types of devices whose tensors are taken. Tests add one that any machine has."""
+
 _streams: Final[dict[torch.device, Any]] = {}
 
 
@@ -220,9 +225,13 @@ def stream_of(device: torch.device) -> Any:
     """Return the stream on which values are copied from and to a GPU."""
     stream = _streams.get(device)
     if stream is None:
-        make: Any = torch.cuda.Stream  # PyTorch has no type for it
-        stream = _streams[device] = make(device)
+        stream = _streams[device] = torch.get_device_module(device).Stream(device)
     return stream
+
+
+def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return memory of the host, for a tensor's values, that a GPU reads and writes by itself."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 class StagedOnGpu(Staged):
@@ -235,11 +244,12 @@ class StagedOnGpu(Staged):
         self._write = write
         self.tensor = tensor.detach()
         self.device = tensor.device
+        self._gpus: Final[Any] = torch.get_device_module(tensor.device)
         self._stream: Final = stream_of(tensor.device)
-        self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        self.host = pinned_like(tensor)
+        self._stream.wait_stream(self._gpus.current_stream(tensor.device))
         if read:
-            with torch.cuda.stream(self._stream):
+            with self._gpus.stream(self._stream):
                 self.host.copy_(self.tensor, non_blocking=True)
         # The allocator must not give the tensor's memory to anybody else before the copies are done.
         self.tensor.record_stream(self._stream)
@@ -251,13 +261,13 @@ class StagedOnGpu(Staged):
 
     def copy_back(self) -> None:
         """Begin to give the result to the user's tensor."""
-        with torch.cuda.stream(self._stream):
+        with self._gpus.stream(self._stream):
             self.tensor.copy_(self.host, non_blocking=True)
         self._event = self._stream.record_event()
 
     def order_current_stream(self) -> None:
         """Let the current stream of the tensor's device wait for the result."""
-        torch.cuda.current_stream(self.device).wait_event(self._event)
+        self._gpus.current_stream(self.device).wait_event(self._event)
 
 
 # Makes a tensor's values reachable for the node, wherever they are.
@@ -287,7 +297,7 @@ def staged(tensor: torch.Tensor, *, read: bool = True, write: bool = True) -> St
         )
     if tensor.is_cpu:
         return Staged(tensor, read=read, write=write)
-    if tensor.is_cuda:
+    if tensor.device.type in GPUS:
         return StagedOnGpu(tensor, read=read, write=write)
     raise NotImplementedError(
         f"the netstorm backend takes tensors of the CPU and of CUDA devices; this one is on {tensor.device}"

@@ -106,7 +106,9 @@ class GroupMember:
     def contributors(self, operation: Operation) -> frozenset[int]:
         """Return the members whose values are in all parts of the result of an operation that has ended."""
         whole = functools.reduce(int.__and__, operation.contributors, -1)
-        if isinstance(operation.form, Collective) and operation.form.signature.reduction in _AVERAGED:
+        form = operation.form
+        # A result that may lack late ranks does not say who is in the job.
+        if isinstance(form, Collective) and form.signature.reduction in _AVERAGED and operation.loss is None:
             self.record_reduced(whole)
         return frozenset(place for place, rank in enumerate(self.ranks) if whole >> rank & 1)
 

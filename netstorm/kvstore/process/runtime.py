@@ -221,6 +221,8 @@ class Runtime:
 
         def ended(error: Exception | None) -> None:
             busy.end(clock.monotonic())
+            # What is called may refer to the operation: both would wait for the garbage collector.
+            operation.done = _ended_before
             done(error)
 
         operation.done = ended
@@ -380,6 +382,10 @@ def describe_compression(runtime: Runtime, text: str) -> None:
         node.status.compression = text
 
     runtime.post(describe)
+
+
+def _ended_before(_: Exception | None) -> None:
+    """Stand for what has been called at the end of an operation."""
 
 
 def _traced(operation: Operation | AsyncOperation | PointToPointOperation, trace: Trace) -> Done:

@@ -267,3 +267,37 @@ def test_handles_are_made_under_the_jobs_key_and_a_number_is_used_once(ranks: Ra
     for forged, again in ranks.answers():
         assert forged.startswith("NotAuthorised"), forged
         assert "uuid 1 was already used" in again
+
+
+def groups() -> tuple[float, str, str, float]:
+    process = Process()
+    early = error_of(dist.new_group)
+    process.enter(1, [0, 1, 2, 3])
+    mine = [dist.new_group(pair) for pair in ([0, 1], [2, 3])][process.number // 2]
+    of_all: Any = dist.new_group()
+    tensor = torch.tensor([float(process.number)])
+    dist.all_reduce(tensor, group=mine)
+    dist.broadcast(tensor, src=2, group=of_all)
+    process.wait_for_all("grouped")
+    late, second = "", torch.tensor([0.0])
+    if process.number != 2:
+        process.enter(2, [3, 1, 0])
+        late = error_of(dist.all_reduce, torch.ones(1), group=of_all)
+        again = dist.new_group([0, 2])
+        if process.number != 1:
+            second = torch.tensor([float(process.number)])
+            dist.all_reduce(second, group=again)
+        process.assert_sums([3, 1, 0])
+    process.wait_for_all("end")
+    return tensor.item(), early, late, second.item()
+
+
+def test_a_views_groups_end_with_it_and_say_what_to_do(ranks: Ranks) -> None:
+    ranks.start(groups, 4)
+    for number, (value, early, late, again) in enumerate(ranks.answers()):
+        assert value == 2 + 3
+        assert "in no view: it has not been reconfigured yet" in early
+        if number != 2:
+            assert late.startswith("Closed"), late
+            assert "make it again" in late, late
+            assert again == (0.0 if number == 1 else 3.0)

@@ -73,7 +73,21 @@ def test_a_rank_that_skips_steps_leaves_out_what_the_others_take() -> None:
     for sampler in found:
         for _ in range(6):
             sampler.take()
-    assert newcomer.state_dict() == found[0].state_dict() == {"epoch": 1, "position": 20, "length": 40}
+    right = {"epoch": 1, "position": 20, "length": 40, "last": 10}
+    assert newcomer.state_dict() == found[0].state_dict() == right
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_who_gives_back_gets_the_same_batches_again(steps: int) -> None:
+    first, second = samplers((0, 1), 40, 5)
+    taken = [(first.take(), second.take()) for _ in range(steps)]  # the fifth begins an epoch
+    newcomer = SampleShares(40, 5, seed=3)
+    newcomer.load_state_dict(first.state_dict())
+    newcomer.set_ranks(1, (0, 1))
+    newcomer.give_back()
+    newcomer.give_back()  # once
+    assert newcomer.take() == taken[-1][1]
+    assert newcomer.state_dict() == first.state_dict()
 
 
 def test_fewer_samples_than_the_ranks_take_together_are_given_again() -> None:

@@ -64,10 +64,18 @@ def over_gloo(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return train(tmp_path_factory.mktemp("gloo"), ACCELERATE, "gloo")
 
 
-@pytest.mark.parametrize("way", ["netstorm's group, created first", "gloo, which means netstorm"])
+LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0")
+"""Accelerate's own launcher, which starts several processes a machine for GPUs alone; the script has none."""
+
+
+@pytest.mark.parametrize(
+    "way", ["netstorm's group, created first", "gloo, which means netstorm", "accelerate launch"]
+)
 def test_accelerate_trains_over_netstorm_as_over_gloo(way: str, over_gloo: Trained, tmp_path: Path) -> None:
     if way.startswith("netstorm"):
         trained = train(tmp_path, ACCELERATE, "netstorm")
+    elif way == "accelerate launch":
+        trained = train(tmp_path, ACCELERATE, "gloo", way=LAUNCH, NETSTORM_TORCH_BACKENDS="gloo")
     else:
         trained = train(tmp_path, ACCELERATE, "gloo", NETSTORM_TORCH_BACKENDS="gloo")
     assert_same_training(trained, over_gloo)
