@@ -36,6 +36,9 @@ if [ "${1:-}" = --wan ]; then
     run $lanes --loss 1% --bursts 0 --dips --turns 2 --modes datagrams --bounds 0.01,0.1,0.2,0.3 \
         --json "$data/papers/mlt_bounds.json"
     run $lanes --loss 0 --bursts 0 --turns 2 --modes datagrams,tcp-bbr --json "$data/papers/mlt_cpu.json"
+    run -m netstorm bench train examples/networks/internet2.yaml --model alexnet --batch-size 32 --lr 1e-4 \
+        --target 0.8 --epochs 10 --epoch-steps 5 --mxnet-epochs 1 --timeout 900 \
+        --systems mxnet-star-best,netstorm-packing --json "$data/papers/wan_alexnet.json"
     for seed in 1 2; do
         run -m netstorm bench train examples/networks/internet2.yaml --rates-scale 0.25 --model cnn --width 512 \
             --batch-size 8 --lr 0.05 --epochs 10 --epoch-steps 8 --mxnet-epochs 2 --seed $seed \

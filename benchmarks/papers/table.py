@@ -249,6 +249,7 @@ DERIVED: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
     "paper_preset": _seconds,
     "wan_priorities": _turns,
     "wan_compression": _codecs,
+    "wan_alexnet": _trainings,
     "wan_training_1": _trainings,
     "wan_training_2": _trainings,
     "wan_paper": _medians,
