@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import socket
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -85,7 +84,7 @@ def dashboard(
         if file is not None:
             make, secret = _replay(file), False
         elif through is not None:
-            make, secret = _live(PipedStatus(shlex.split(through)).status), True
+            make, secret = _live(PipedStatus(through).status), True
         else:
             source, _ = reach(scheduler, token_file=token_file, ca=ca)
             make, secret = _live(source.status), source.has_token

@@ -14,7 +14,6 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -140,18 +139,23 @@ class PipedStatus:
     """The job whose status a command prints, a line each, as `netstorm top --json` does.
 
     Args:
-        words: of the command, which is started at once, and ends with its job, or when nobody reads.
+        command: as a shell reads its words. It is started at once, and ends with its job, or when nobody
+            reads.
 
     Raises:
         UsageError: it cannot be started.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self._text: Final = shlex.join(words)
+    def __init__(self, command: str) -> None:
+        self._text: Final = command
         try:
+            words = shlex.split(command)
+            if not words:
+                raise ValueError("expected a command")  # noqa: TRY301 - as shlex's own
             self._process: Final = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        except OSError as error:
-            raise UsageError(f"--through {self._text!r}: {error.strerror}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"--through {command!r}: {reason}") from None
         self._last = b""
         self._came: Final = threading.Event()
         threading.Thread(target=self._read, name="netstorm-status", daemon=True).start()

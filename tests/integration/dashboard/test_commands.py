@@ -132,6 +132,8 @@ def test_without_a_terminal_there_is_none_unless_it_is_asked_for(tmp_path):
         (("dashboard", "--file", "none.jsonl"), "none.jsonl: the recording cannot be read"),
         (("dashboard", "--file", "a", "--scheduler", "b:1"), "expected one of them"),
         (("dashboard", "--through", "no-such-program"), "'no-such-program': No such file"),
+        (("dashboard", "--through", ""), "--through '': expected a command"),
+        (("dashboard", "--through", "ssh 'host"), "No closing quotation"),
         (("record", "a.jsonl", "--every", "1ms"), "--every 1ms: expected at least 0.1s"),
         (("record", "a.jsonl", "--limit", "1kB"), "--limit 1kB: expected at least 100kB"),
         (("report", "none.jsonl", "-o", "a.html"), "none.jsonl: the recording cannot be read"),
