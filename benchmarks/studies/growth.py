@@ -1,10 +1,10 @@
-"""How a job grows: what forming a packing costs with many nodes, and how soon its scheduler answers meanwhile.
+"""How a job grows: what a packing costs with many nodes, and how soon the scheduler answers meanwhile.
 
     python benchmarks/studies/growth.py --nodes 128,512 --families mesh,cloud --json growth.json
 
 Forming: processor time of one packing (100 MB), its peak memory, and its fluid rate as a part of what simple
-cuts allow: what leaves and enters each node, and 2(N - 1) transfers over all links. Linear programs of so many
-nodes take hours, so the optimum is unknown.
+cuts allow: what leaves and enters each node, and 2(N - 1) transfers over all links. Linear programs of so
+many nodes take hours, so the optimum is unknown.
 
 Answers: the scheduler's own machine, driven by the messages of that many nodes: each joins, registers a key,
 and begins rounds once a second; it reports `--links` of its links a second and beats. A message
@@ -84,7 +84,7 @@ class Scheduler:
         self._free_at = 0.0
         self._peers: list[Peer] = []
         self._machine = SchedulerMachine(
-            SchedulerOptions.from_settings(settings, release="study", secret=b""),
+            SchedulerOptions.from_settings(settings, release="study"),
             form_policy(network, "mst", version=1),
             now=self.now,
             assumed=InitialAssumptions(
@@ -95,19 +95,23 @@ class Scheduler:
 
     def join(self, rank: int) -> None:
         """Have a node join."""
+        options = self._machine.options
         hello = m.Hello(
-            job=self._machine.options.job, sender=-1, incarnation=rank + 1, receiver=SCHEDULER, session=1, received=0
-        )  # fmt: skip
+            job=options.job, sender=-1, incarnation=rank + 1, receiver=SCHEDULER, session=1, received=0
+        )
         verdict = self._machine.admit(hello)
         assert isinstance(verdict, Admit), verdict
         self._peers.append(verdict.peer)
-        nodes = self._machine.options.num_workers
-        self.say(
-            rank,
-            m.Join(
-                asked_rank=rank, num_workers=nodes, host=f"n{rank}", port=4000, site="", release="study", pid=1
-            ),
+        join = m.Join(
+            asked_rank=rank,
+            num_workers=options.num_workers,
+            host=f"n{rank}",
+            port=4000,
+            site="",
+            release="study",
+            pid=1,
         )
+        self.say(rank, join)
 
     def say(self, rank: int, message: m.Message) -> None:
         """Take a message of a node, and all that is due then."""
@@ -161,7 +165,9 @@ def answers(nodes: int, seconds: int, links: int) -> dict[str, Any]:
 
 def _said(network: Network, second: int, links: int, draw: random.Random) -> Iterator[tuple[int, m.Message]]:
     for rank in network.ranks:
-        others = draw.sample([other for other in network.ranks if other != rank], min(links, network.size - 1))
+        others = draw.sample(
+            [other for other in network.ranks if other != rank], min(links, network.size - 1)
+        )
         measured = tuple(
             m.LinkMeasure(
                 source=other,
@@ -197,8 +203,8 @@ def main() -> None:
         found["answers"].append(one)
         print(
             f"{nodes} nodes, {one['links_reported_a_second']} links reported a second: a message takes "
-            f"{one['p50_ms']:.2f} ms (median), {one['p99_ms']:.1f} (p99), {one['most_ms']:.0f} (most), and is "
-            f"answered within {one['answered_p99_ms']:.1f} ms (p99, with waiting); "
+            f"{one['p50_ms']:.2f} ms (median), {one['p99_ms']:.1f} (p99), {one['most_ms']:.0f} (most); "
+            f"it is answered within {one['answered_p99_ms']:.1f} ms (p99, with waiting); "
             f"{one['busy']:.0%} of a core; {one['asked_to_form']} policies asked for",
             flush=True,
         )

@@ -152,4 +152,5 @@ def _bound(network: Network, nbytes: int) -> tuple[float, str] | None:
     if best is None:
         return None
     found = lower_bound(network, best, [nbytes])  # how values are cut into chunks a status does not say
-    return found.seconds, f"{found.reason}; {found.worth}" if found.worth else found.reason
+    reason = found.reason.replace("\n", " ")
+    return found.seconds, f"{reason}; {found.worth}" if found.worth else reason

@@ -51,14 +51,18 @@ class LowerBound:
 
     seconds: float
     reason: str
-    """Why, on one line; empty: there is only one node."""
+    """Why, on a line or two; empty: there is only one node."""
     worth: str
     """What more of the dearest resource is worth, on one line; empty: it is not known, or nothing."""
 
     def certificate(self) -> str:
         """Return the bound and its reason in words, on one line; empty: there is only one node."""
-        worth = f"; {self.worth}" if self.worth else ""
-        return f"no round takes less than {self.seconds:.3g} s: {self.reason}{worth}" if self.reason else ""
+        return self.text().replace("\n", " ")
+
+    def text(self) -> str:
+        """Return the same on several lines."""
+        worth = f";\n{self.worth}" if self.worth else ""
+        return f"no round takes less than {self.seconds:.3g} s:\n{self.reason}{worth}" if self.reason else ""
 
 
 def lower_bound(
@@ -91,7 +95,7 @@ def lower_bound(
     most = best.prices[0]
     return LowerBound(
         seconds=max(by_links, way.seconds),
-        reason=best.reason().replace("\n", " "),
+        reason=best.reason(),
         worth=f"a tenth more of {most.name} is worth at most {most.share / 10:.1%} of that time",
     )
 
@@ -127,7 +131,7 @@ class _Way:
     def reason(self) -> str:
         over = f"leave it ({format_rate(self.rate)})" if self.outwards else f"enter rank {self.b}"
         onwards = f"reach rank {self.b}" if self.outwards else f"({format_rate(self.rate)})"
-        joint = " and " if self.outwards else " "
+        joint = "\nand " if self.outwards else " "
         away = f", which is at least {format_duration(self.latency)} away" if self.latency > _NO_TIME else ""
         return f"all that rank {self.a} contributes must {over}{joint}{onwards}{away}"
 

@@ -287,9 +287,8 @@ _EFFORTS_APART: Final = (
 
 
 _MANY: Final = 128
-"""With more nodes a packing of a mesh is as good without further sweeps (512 nodes: .83 of what cuts allow, at
-128 .85), and behind access lines with half as many trees; else it takes a minute of a processor
-(benchmarks/studies/growth.py).
+"""With more nodes a packing of a mesh is as good without further sweeps, and one behind access lines nearly
+so with half as many trees (docs/measurements/topologies.md, "Hundreds of nodes").
 """
 
 
@@ -731,8 +730,10 @@ def _candidates(pricing: ResourcePrices, columns: Columns) -> list[_Grown]:
                 rise = np.expm1(np.minimum(sharpness * seconds / most, 60)) * np.exp(fill)
                 prices = pricing.edge_prices(rise * most / sharpness)
                 grown[one] = _grown(pricing, prices, one % size, delay_price)
-                loads[one] = columns.add(*grown[one]) / count
-                total += loads[one]
+                load = columns.add(*grown[one]) / count
+                total += load
+                if sweep < pricing.sweeps:  # it is taken back in the next one; of 512 nodes it has 2 MB
+                    loads[one] = load
     return grown
 
 

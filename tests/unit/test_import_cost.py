@@ -1,4 +1,4 @@
-"""What importing costs: which modules come with it, and how much memory. Time is not tested, for it varies."""
+"""What importing costs: which modules come with it, and how much memory. Time varies, and is not tested."""
 
 from __future__ import annotations
 

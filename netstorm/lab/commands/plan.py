@@ -251,7 +251,7 @@ def print_comparison(comparison: Comparison, console: Console, codecs: CodecPlan
         highlight=False,
     )
     if comparison.bound.reason:
-        console.print(f"{comparison.bound.certificate()}.", highlight=False)
+        console.print(f"{comparison.bound.text()}.", highlight=False)
     console.print()
     console.print(_schemes(comparison))
     for name, error in comparison.errors.items():

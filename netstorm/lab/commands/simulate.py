@@ -488,7 +488,7 @@ class Study:
                     "seed": seed,
                     "optimum_s": self.optima.get(seed),
                     "bound_s": self.bounds.get(seed),
-                    "certificate": self.certificates.get(seed),
+                    "certificate": self.certificates.get(seed, "").replace("\n", " ") or None,
                     "schemes": {
                         name: self._result_json(by_seed[seed], self.optima.get(seed))
                         for name, by_seed in self.results.items()

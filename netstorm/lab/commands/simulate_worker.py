@@ -96,7 +96,7 @@ class CaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     bound_s: float | None = None
     """Likewise: the time that no round takes less than."""
     certificate: str = ""
-    """That bound, and why, in words."""
+    """That bound, and why, in words, on several lines."""
 
 
 class CaseFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -162,7 +162,7 @@ def run_case(case: Case, report: Callable[[Answer], None]) -> None:
                 chunk_bytes=case.chunk_bytes,
                 header_bytes=PART_HEADER_BYTES,
             )
-            report(CaseEnded(optimum_s=best.seconds, bound_s=bound.seconds, certificate=bound.certificate()))
+            report(CaseEnded(optimum_s=best.seconds, bound_s=bound.seconds, certificate=bound.text()))
         else:
             _simulate(case, network, report)
             report(CaseEnded())

@@ -59,7 +59,7 @@ def test_a_small_tensor_must_go_the_whole_way():
     found = bound(line(latency=0.5), [8])
     assert found.seconds == pytest.approx(1.0, rel=1e-3)
     assert found.reason == (
-        "all that rank 0 contributes must leave it (8Mbit/s) and reach rank 2, which is at least 1s away"
+        "all that rank 0 contributes must leave it (8Mbit/s)\nand reach rank 2, which is at least 1s away"
     )
 
 
