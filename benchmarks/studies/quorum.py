@@ -3,8 +3,9 @@
 
     netstorm launch -n 4 -- python benchmarks/studies/quorum.py --json quorum.json
 
-NETSTORM_ELASTIC=2:4 makes it an elastic job. The last rank is the slow one. A step takes as long as is said, so that the result does not depend on the
-machine. Trainings take turns; times are rank 0's, of as many steps as the others count, too.
+The last rank is the slow one. A step takes as long as is said, so that the result does not depend on the
+machine. Trainings take turns; times are rank 0's, of as many steps as the others count, too. With
+NETSTORM_ELASTIC=2:4 the job is an elastic one.
 """
 
 from __future__ import annotations
