@@ -248,8 +248,8 @@ def test_costs_follow_from_prices_and_decide_if_asked_to(tmp_path: Path):
 )
 def test_published_prices_decide(file: str, for_a_gb: float):
     found = planned(f"examples/networks/{file}.yaml", "--model", "50MB", "--objective", "money")
-    assert found["schemes"]["cheapest"]["cost"] == pytest.approx(for_a_gb / 20)
-    assert found["schemes"][found["chosen"]]["cost"] == pytest.approx(for_a_gb / 20)
+    assert found["schemes"]["cheapest"]["cost"] == pytest.approx(for_a_gb / 20, rel=1e-3)  # and headers
+    assert found["schemes"][found["chosen"]]["cost"] == pytest.approx(for_a_gb / 20, rel=1e-3)  # and headers
     assert found["schemes"]["sharded"]["predicted_s"] < found["schemes"]["cheapest"]["predicted_s"]
     assert found["schemes"]["sharded"]["cost"] > 1.1 * found["schemes"]["cheapest"]["cost"]
 
