@@ -43,10 +43,6 @@ _ALEXNET: Final = 20_344_650
 _LOOK_STEPS: Final = 8
 """From one look at the test samples to the next, as in one process."""
 _TIMEOUT_S: Final = 600.0
-_ATTEMPTS: Final = 5
-"""Of a job on MXNet's own servers, which now and then end at their start: workers may push before rank 0 has
-begun a key (`init 3 first`).
-"""
 _FINAL: Final = 3
 """Epochs whose accuracies are averaged: of 360 test samples one is a quarter of a point."""
 
@@ -79,18 +75,14 @@ def train_with_mxnet(
     ]
     launch = system.launch(case).running(command).placed(place.command)
     epochs = options.epochs if own else options.mxnet_epochs or options.epochs
-    for _ in range(1 if own else _ATTEMPTS):
-        found["error"] = None
-        try:
-            with Group(launch, start_timeout_s=options.timeout, round_timeout_s=options.timeout) as group:
-                for _ in range(epochs):
-                    before = place.carried()
-                    answers = group.ask({"do": "train", "steps": options.epoch_steps})
-                    found["epochs"].append(_epoch(answers, before, place.carried()))
-        except ChildError as error:
-            found["error"] = str(error)
-        if found["error"] is None or found["epochs"]:
-            break
+    try:
+        with Group(launch, start_timeout_s=options.timeout, round_timeout_s=options.timeout) as group:
+            for _ in range(epochs):
+                before = place.carried()
+                answers = group.ask({"do": "train", "steps": options.epoch_steps})
+                found["epochs"].append(_epoch(answers, before, place.carried()))
+    except ChildError as error:
+        found["error"] = str(error)
     return found | summary(found["epochs"], options.target)
 
 
@@ -98,7 +90,7 @@ def mxnet_on_loopback(seed: int, options: argparse.Namespace) -> Curve:
     """Return the accuracies that MXNet's own `dist_sync` reaches, with processes on loopback.
 
     Raises:
-        ChildError: its processes have failed in each of several attempts.
+        ChildError: its processes have failed.
     """
     network = Network.uniform(options.ranks)
     shape = {name: getattr(options, name) for name in ("width", "batch_size", "lr", "target")}

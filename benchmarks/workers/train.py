@@ -46,6 +46,10 @@ class Training:
         self.net: Any = _net(self.model, shape["width"])
         self.net.initialize(mx.init.Xavier())
         self.net(self._pixels(self.data.test.images[:1]))
+        for parameter in self.net.collect_params().values():
+            # A forward pass leaves convolutions' weights in oneDNN's layout. MXNet's store does not wait
+            # until its server has such values; another rank asks for them, and it ends ("init 3 first").
+            parameter.set_data(mx.nd.array(parameter.data().asnumpy()))
         settings = {"learning_rate": shape["lr"]}
         if self.model != "alexnet":  # which has Adam, as the paper trains it
             settings["momentum"] = 0.9 if shape["momentum"] else 0.0
