@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the JSON of the papers' rows anew, and docs/papers.md of it: benchmarks/papers/all.sh [--wan]
 # Without --wan nothing needs root; it takes about half an hour on two cores. --wan runs real nodes in network
-# namespaces, as root, for an hour more; then nothing else should run on the machine.
+# namespaces, as root, for well over an hour more; then nothing else should run on the machine.
 set -eu
 cd "$(dirname "$0")/../.."
 data=docs/data
