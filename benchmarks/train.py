@@ -53,7 +53,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Of the options that differ, by framework."""
 _SHAPES = {
-    "mxnet": (*MXNET_SHAPE, "epochs", "epoch_steps", "mxnet_epochs"),
+    "mxnet": (*MXNET_SHAPE, "epochs", "epoch_steps", "mxnet_epochs", "to_target"),
     "torch": (*SHAPE, "seconds"),
 }
 
@@ -161,6 +161,7 @@ def _add_mxnet(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="MXNet's servers train only so many; the rest is computed",
     )
+    add("--to-target", action="store_true", help="end a training with the epoch that reaches the target")
     add("--seed", type=number, default=1, metavar="N", help="of weights and orders; default 1")
 
 

@@ -1,49 +1,68 @@
-#!/bin/sh
-# Makes the JSON of the papers' rows anew, and docs/papers.md of it: benchmarks/papers/all.sh [--wan]
-# Without --wan nothing needs root; it takes about half an hour on two cores. --wan runs real nodes in network
-# namespaces, as root, for well over an hour more; then nothing else should run on the machine.
+#!/bin/bash
+# Makes the JSON of the papers' rows anew, and docs/papers.md of it: benchmarks/papers/all.sh [--wan | --wan-alone]
+# Without --wan nothing needs root. --wan runs real nodes in network namespaces, too, as root; then nothing else
+# should run on the machine. --wan-alone is that part. What each step took is said as it ends.
 set -eu
+case "${1:-}" in "" | --wan | --wan-alone) ;; *) echo "usage: $0 [--wan | --wan-alone], not $1" >&2 && exit 2 ;; esac
 cd "$(dirname "$0")/../.."
-data=docs/data
-run() { echo "$@" >&2; "${PYTHON:-python}" "$@"; }
+PAPERS=docs/data/papers
+LOGS=$(mktemp -d)
+export PAPERS LOGS PYTHON="${PYTHON:-python}"
+trap 'rm -rf "$LOGS"' EXIT
 
-for figure in netstorm_fig1 netstorm_fig14 netstorm_fig15 netstorm_fig18 netstorm_fig19 netstorm_fig20 mlnet_fig1 mlnet_fig2; do
-    run "benchmarks/papers/$figure.py" --json "$data/papers/$figure.json"
-done
-run benchmarks/studies/job_priorities.py --jobs 5 --nodes 4 --seeds 11,12,13 --rounds 3 --most 16MB \
-    --json "$data/job-priorities.json"
-run benchmarks/studies/tree_staleness.py --nodes --json "$data/tree-staleness.json"
-run benchmarks/studies/small_models.py --json "$data/small-models.json"
-run benchmarks/studies/paper_preset.py --rounds 6 --json "$data/papers/paper_preset.json"
-run benchmarks/studies/loss_bounds.py cnn mlp mlp-cancer gpt --json "$data/papers/loss_bounds.json"
-run benchmarks/studies/packet_paths.py --json "$data/papers/packet_paths.json"
-if [ "${1:-}" = --wan ]; then
-    run -m netstorm bench wan examples/networks/internet2.yaml --rates-scale 0.5 --sizes 16MB --warmup 1 --rounds 3 \
-        --timeout 300 --json "$data/papers/wan_topologies.json" \
-        --systems netstorm-star,netstorm-balanced,netstorm-k-ary,netstorm-mst,netstorm-fapt,netstorm-packing
-    run benchmarks/studies/wan_priorities.py examples/networks/pair.yaml --turns 3 \
-        --json "$data/papers/wan_priorities.json"
-    run -m netstorm bench compression examples/networks/internet2.yaml --rates-scale 0.1 --rounds 3 \
-        --codecs fp16,int8,topk,bsc,2bit --json "$data/papers/wan_compression.json"
-    run -m netstorm bench wan examples/networks/internet2.yaml --rates-scale 0.5 --sizes 16MB --warmup 1 --rounds 3 \
-        --json "$data/papers/wan_paper.json" \
-        --systems netstorm-paper-lite,netstorm-paper-std,netstorm-paper-pro,netstorm-fapt,netstorm-packing
-    lanes="benchmarks/studies/datagrams.py --seconds 18"
-    run $lanes --ablation --turns 2 --json "$data/papers/mlt_ablation.json"
-    run $lanes --loss 0,0.01%,0.1%,1% --modes datagrams,tcp-bbr,tcp-cubic --json "$data/papers/mlt_loss.json"
-    run $lanes --loss 0 --bursts 0 --dips --turns 3 --modes datagrams,late-bbr,tcp-bbr,tcp-cubic \
-        --json "$data/papers/mlt_dips.json"
-    run $lanes --loss 1% --bursts 0 --dips --turns 2 --modes datagrams --bounds 0.01,0.1,0.2,0.3 \
-        --json "$data/papers/mlt_bounds.json"
-    run $lanes --loss 0 --bursts 0 --turns 2 --modes datagrams,tcp-bbr --json "$data/papers/mlt_cpu.json"
-    run -m netstorm bench train examples/networks/internet2.yaml --model alexnet --batch-size 32 --lr 1e-4 \
-        --target 0.8 --epochs 10 --epoch-steps 5 --mxnet-epochs 1 --timeout 900 \
-        --systems mxnet-star-best,netstorm-packing --json "$data/papers/wan_alexnet.json"
-    for seed in 1 2; do
-        run -m netstorm bench train examples/networks/internet2.yaml --rates-scale 0.25 --model cnn --width 512 \
-            --batch-size 8 --lr 0.05 --epochs 10 --epoch-steps 8 --mxnet-epochs 2 --seed $seed \
-            --systems mxnet-star-best,netstorm-packing --json "$data/papers/wan_training_$seed.json" \
-            --techniques fp16,int8,powersgd:rank=16,bsc,local:steps=4,local:steps=4+int8
-    done
-fi
-run benchmarks/papers/table.py
+run() { # run NAME ARGUMENT...: makes NAME.json
+    local from=$SECONDS log=$LOGS/${1##*/} json=$PAPERS/$1.json
+    shift
+    if "$PYTHON" "$@" --json "$json" >"$log" 2>&1; then
+        echo "$((SECONDS - from)) s: $*" >&2
+    else
+        cat "$log" >&2
+        echo "failed after $((SECONDS - from)) s: $*" >&2
+        return 1
+    fi
+}
+export -f run
+
+each() { xargs --max-procs "$1" --max-lines=1 bash -c 'run "$@"' run; } # a line of arguments after the other
+
+[ "${1:-}" = --wan-alone ] || each "$(nproc)" <<'STEPS'
+loss_bounds benchmarks/studies/loss_bounds.py cnn mlp mlp-cancer gpt
+netstorm_fig20 benchmarks/papers/netstorm_fig20.py
+paper_preset benchmarks/studies/paper_preset.py --rounds 6
+netstorm_fig1 benchmarks/papers/netstorm_fig1.py
+netstorm_fig14 benchmarks/papers/netstorm_fig14.py
+netstorm_fig15 benchmarks/papers/netstorm_fig15.py
+netstorm_fig18 benchmarks/papers/netstorm_fig18.py
+netstorm_fig19 benchmarks/papers/netstorm_fig19.py
+mlnet_fig1 benchmarks/papers/mlnet_fig1.py
+mlnet_fig2 benchmarks/papers/mlnet_fig2.py
+../job-priorities benchmarks/studies/job_priorities.py --jobs 5 --nodes 4 --seeds 11,12,13 --rounds 3 --most 16MB
+../tree-staleness benchmarks/studies/tree_staleness.py --nodes
+../small-models benchmarks/studies/small_models.py
+packet_paths benchmarks/studies/packet_paths.py
+STEPS
+
+case "${1:-}" in --wan*)
+    internet2=examples/networks/internet2.yaml
+    store="-m netstorm bench wan $internet2 --rates-scale 0.5 --sizes 16MB --warmup 1 --rounds 3 --timeout 300"
+    lanes="benchmarks/studies/datagrams.py --seconds 12"
+    training="-m netstorm bench train $internet2 --to-target --epochs 10"
+    digits="--rates-scale 0.25 --model cnn --width 512 --batch-size 8 --lr 0.05 --epoch-steps 8 --mxnet-epochs 2"
+    each 1 <<STEPS
+wan_topologies $store --systems netstorm-star,netstorm-balanced,netstorm-k-ary,netstorm-mst,netstorm-fapt,netstorm-packing
+wan_paper $store --systems netstorm-paper-lite,netstorm-paper-std,netstorm-paper-pro,netstorm-fapt,netstorm-packing
+wan_priorities benchmarks/studies/wan_priorities.py examples/networks/pair.yaml --turns 3
+wan_compression -m netstorm bench compression $internet2 --rates-scale 0.1 --rounds 3 --codecs fp16,int8,topk,bsc,2bit
+mlt_ablation $lanes --ablation --turns 2
+mlt_loss $lanes --loss 0,0.01%,0.1%,1% --modes datagrams,tcp-bbr,tcp-cubic
+mlt_dips $lanes --loss 0 --bursts 0 --dips --turns 3 --modes datagrams,late-bbr,tcp-bbr,tcp-cubic
+mlt_bounds $lanes --loss 1% --bursts 0 --dips --turns 2 --modes datagrams --bounds 0.01,0.1,0.2,0.3
+mlt_cpu $lanes --loss 0 --bursts 0 --turns 2 --modes datagrams,tcp-bbr
+wan_alexnet $training --model alexnet --batch-size 32 --lr 1e-4 --target 0.8 --epoch-steps 5 --mxnet-epochs 1 --timeout 900 --systems mxnet-star-best,netstorm-packing
+wan_training_1 $training $digits --seed 1 --systems mxnet-star-best,netstorm-packing --techniques fp16,int8,powersgd:rank=16,bsc,local:steps=4,local:steps=4+int8
+wan_training_2 $training $digits --seed 2 --systems mxnet-star-best,netstorm-packing --techniques int8,local:steps=4+int8
+STEPS
+    ;;
+esac
+"$PYTHON" benchmarks/papers/table.py
+echo "$SECONDS s: all" >&2

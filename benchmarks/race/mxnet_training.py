@@ -81,6 +81,8 @@ def train_with_mxnet(
                 before = place.carried()
                 answers = group.ask({"do": "train", "steps": options.epoch_steps})
                 found["epochs"].append(_epoch(answers, before, place.carried()))
+                if options.to_target and found["epochs"][-1]["accuracy"] >= options.target:
+                    break
     except ChildError as error:
         found["error"] = str(error)
     return found | summary(found["epochs"], options.target)
@@ -100,6 +102,7 @@ def mxnet_on_loopback(seed: int, options: argparse.Namespace) -> Curve:
         seed=seed,
         epochs=options.steps // _LOOK_STEPS,
         mxnet_epochs=None,
+        to_target=False,
         epoch_steps=_LOOK_STEPS,
         timeout=_TIMEOUT_S,
     )
