@@ -67,7 +67,7 @@ from netstorm.protocol.codecs import (
     rounds_under_way,
     row_length,
 )
-from netstorm.protocol.frames import Buffer, printable
+from netstorm.protocol.frames import Buffer, printable, room_beside
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = [
@@ -616,8 +616,13 @@ class ChunkSum:
             return
         if self._received is not None and self._element in NARROW_ELEMENTS:
             self._values, self._received = widened(self._values, self._element), None
+        values = total = self._values
+        room = None if self._received is None else room_beside(self._received)
+        if room is not None:
+            total, self._received = np.frombuffer(room, self._dtype), room
         with np.errstate(all="ignore"):  # the user sees inf and nan in the values; no warnings
-            self._reduce(self._values, more, out=self._values, casting="unsafe")
+            self._reduce(values, more, out=total, casting="unsafe")
+        self._values = total
 
 
 # The form of dense values.

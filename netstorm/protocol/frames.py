@@ -43,6 +43,7 @@ __all__ = [
     "Buffer",
     "Checksum",
     "Header",
+    "LentPayload",
     "Peer",
     "bits_from_wire",
     "bits_of",
@@ -58,6 +59,7 @@ __all__ = [
     "open_frames",
     "printable",
     "ranks_in",
+    "room_beside",
     "seal",
     "tag_in",
 ]
@@ -130,6 +132,24 @@ def constant_payload(payload: Buffer) -> Buffer:
 def is_constant(payload: Buffer) -> bool:
     """Return whether a payload was made by `constant_payload`."""
     return type(payload) is memoryview and payload.readonly
+
+
+class LentPayload(np.ndarray[Any, Any]):
+    """The bytes of a payload that lies in another process's memory."""
+
+    room: Callable[[int], Buffer | None] | None = None
+    """Returns so many bytes of this process's own memory that the same peers read; None: there are none."""
+
+
+def room_beside(payload: Buffer) -> Buffer | None:
+    """Return where to put a sum that begins with a payload; None: where the payload is.
+
+    A sum in another process's memory would have to be copied to be sent on.
+    """
+    owner = memoryview(payload).obj
+    if not isinstance(owner, LentPayload) or owner.room is None:
+        return None
+    return owner.room(owner.nbytes)
 
 
 def checksum(payload: Buffer) -> int:

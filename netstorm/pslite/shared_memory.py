@@ -26,13 +26,14 @@ import secrets
 import struct
 import weakref
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from netstorm.observe.log import Counters
-from netstorm.protocol.frames import Buffer, constant_payload, is_constant
+from netstorm.protocol.frames import Buffer, LentPayload, constant_payload, is_constant
 from netstorm.protocol.messages import SharedMemory
 from netstorm.pslite.host_pipes import SLOT_BYTES, SLOTS, HostPipes
 from netstorm.pslite.van import Connection
@@ -123,7 +124,7 @@ class SharedPayloads:
     def borrow(self, connection: Connection, memory: SharedMemory) -> bool:
         """Map the memory of the process that has opened a connection; return whether that worked."""
         with contextlib.suppress(OSError, ValueError):
-            borrowed = self._borrowed[connection] = _PeersMemory(memory)
+            borrowed = self._borrowed[connection] = _PeersMemory(memory, self.room)
             if self._pipes is not None:
                 slot = borrowed.slot(memory.number)
                 self._pipes.accept(connection, memory.number, memory.process, slot)
@@ -138,6 +139,14 @@ class SharedPayloads:
         reference = self._own.reference(connection, payload)
         self._counters.add("payloads_without_memory" if reference is None else "payloads_in_shared_memory")
         return reference
+
+    def room(self, nbytes: int) -> Buffer | None:
+        """Return memory for a payload that is made here, and then goes by reference as it is, once it is
+        constant; None: nobody reads it, or there is no room.
+        """
+        if not self._shared or self._own is None:
+            return None
+        return self._own.room(nbytes)
 
     def payload(self, connection: Connection, reference: Buffer) -> Buffer | None:
         """Return the payload that a peer refers to, writable unless it is constant; None: no process of a job
@@ -180,7 +189,7 @@ class _Place:
         self.end: Final = end
         self.leases = self.key = 0
         self.source: weakref.ref[Any] | None = None
-        """The constant payload that it is a copy of, which may go to several peers."""
+        """The constant payload that it is a copy of, or what was made here: it may go to several peers."""
 
     def is_copy_of(self, payload: Buffer) -> bool:
         """Return whether it has the values of a constant payload."""
@@ -214,8 +223,11 @@ class _OwnMemory:
         """Leases under way, in the order in which they began."""
         self._copies: Final[dict[int, _Place]] = {}
         """By the identity of a constant payload: the place of its copy."""
+        self._rooms: Final[dict[int, _Place]] = {}
+        """By their address: places of what is made here."""
+        self._rooms_bytes = 0
         self._idle: Final[dict[_Place, None]] = {}
-        """Places of copies that nobody reads, whose source lives."""
+        """Places that nobody reads, whose source lives."""
         self._gone: Final[set[Connection]] = set()
         """Connections that are gone, and may have leases."""
 
@@ -247,6 +259,21 @@ class _OwnMemory:
         self._lent.append((lease, connection, place))
         return _REFERENCE.pack(place.begin, memoryview(payload).nbytes, lease, place.source is not None)
 
+    def room(self, nbytes: int) -> Buffer | None:
+        """See `SharedPayloads.room`."""
+        self._collect()
+        if self._rooms_bytes + nbytes > len(self._bytes) // 2:
+            return None  # the other half is for copies
+        place = self._take(nbytes)
+        if place is None:
+            return None
+        values = self._bytes[place.begin : place.begin + nbytes]
+        place.source, place.key = weakref.ref(values), _address(values)
+        self._rooms[place.key] = place
+        self._idle[place] = None
+        self._rooms_bytes += place.end - place.begin
+        return values.data
+
     def closed(self, connection: Connection) -> None:
         """Note that a connection is gone."""
         self._gone.add(connection)
@@ -261,6 +288,8 @@ class _OwnMemory:
         if place is not None and place.is_copy_of(payload):
             return place
         values = np.frombuffer(payload, np.uint8)
+        if is_constant(payload) and (room := self._rooms.get(_address(values))) is not None:
+            return room
         place = self._take(len(values))
         if place is None and self._find_room():
             place = self._take(len(values))
@@ -287,6 +316,9 @@ class _OwnMemory:
     def _give_back(self, place: _Place) -> None:
         if self._copies.get(place.key) is place:
             del self._copies[place.key]
+        elif self._rooms.get(place.key) is place:
+            del self._rooms[place.key]
+            self._rooms_bytes -= place.end - place.begin
         begin, end = place.begin, place.end
         index = bisect.bisect(self._free, (begin, end))
         if index < len(self._free) and self._free[index][0] == end:
@@ -341,8 +373,12 @@ class _OwnMemory:
 class _PeersMemory:
     """The memory of another process, mapped for one connection that it has opened."""
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: SharedMemory, room: Callable[[int], Buffer | None]) -> None:
         """Map it.
+
+        Args:
+            memory: what its owner says of it.
+            room: where readers put sums that begin with its payloads (`room_beside`).
 
         Raises:
             OSError: it cannot be reached.
@@ -354,6 +390,7 @@ class _PeersMemory:
         self._descriptor: Final = os.open(path, _FLAGS)
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         self._process: Final = os.getpid()
+        self._room: Final = room
         about = os.fstat(self._descriptor)
         seals = fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS)
         if about.st_uid != os.geteuid() or about.st_size != memory.nbytes or seals & _SEALS != _SEALS:
@@ -379,13 +416,18 @@ class _PeersMemory:
         """See `SharedPayloads.payload`."""
         if not (_BEGIN <= offset <= offset + nbytes <= len(self._map) and 0 < lease <= _LEASES):
             return None
-        values = np.frombuffer(self._map, np.uint8, nbytes, offset)
+        values = np.frombuffer(self._map, np.uint8, nbytes, offset).view(LentPayload)
+        values.room = self._room
         weakref.finalize(values, self._end, lease).atexit = False
         return values.data
 
     def _end(self, lease: int) -> None:
         if os.getpid() == self._process:  # a forked child has a copy of what refers to the payload
             self._map[_TOKEN_BYTES + lease] = 0
+
+
+def _address(values: np.ndarray[Any, Any]) -> int:
+    return int(values.__array_interface__["data"][0])
 
 
 def _slot(memory: mmap.mmap, number: int) -> memoryview:

@@ -26,6 +26,7 @@ __all__ = [
     "keep_freed_memory",
     "memory_bytes",
     "switch_intervals",
+    "usable_processors",
     "yield_to_call",
 ]
 
@@ -308,3 +309,11 @@ class TimerFd:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+# Processors.
+
+
+def usable_processors() -> int:
+    """Return on how many processors this process may run (taskset, Slurm, containers with cpusets)."""
+    return len(os.sched_getaffinity(0))

@@ -28,9 +28,11 @@ _LEAST_GROWTH: Final = 2
 has 400 KB, takes .91 of the processor time."""
 
 _ENOUGH_LOCALLY: Final = 4
-"""Fewer than in a network: each costs processor time, which is what the nodes of one machine share. With 4
-instead of 6, and chunks of 2 MB instead of 4, 4 MB among 2, 3 and 9 ranks take .56, .53 and .57 of the time
-(two cores, shared memory), and 40 MB among 9 ranks .88."""
+"""At most: fewer than in a network, since each costs processor time, which is what the nodes of one machine
+share. No more than nodes and processors can add up at once: with two cores, 2 instead of 4 chunks of
+4 MB take .9, .75 and .75 of the time among 2, 3 and 9 ranks."""
+
+_LEAST_LOCALLY: Final = 2
 
 _CHUNKS: Final = ChunkSizes(32_768, 65_536, _ENOUGH)
 
@@ -94,15 +96,17 @@ class SchedulerOptions:
         *,
         release: str,
         boot: str = "",
+        processors: int = _ENOUGH_LOCALLY,
         first_node_settings: Mapping[str, str] | None = None,
         secret: SchedulerSecret | None = None,
     ) -> SchedulerOptions:
-        """Return the options that follow from `settings`.
+        """Return the options that follow from `settings`, on a machine of some processors.
 
         All settings are in `job_wide`: a node decides which of them it reports when it joins.
         """
         chunks = chunk_sizes(settings)
-        local = _chunk_sizes(settings, _LOCAL_GROWTH, _ENOUGH_LOCALLY)
+        enough = max(_LEAST_LOCALLY, min(_ENOUGH_LOCALLY, processors, settings.places))
+        local = _chunk_sizes(settings, _LOCAL_GROWTH, enough)
         if settings.source("chunk_size") == "default":
             local = replace(local, smallest=_LEAST_GROWTH * local.smallest)
         return cls(

@@ -79,6 +79,7 @@ class SeveralJobs:
         network_nodes: int = 0,
         counters: Counters | None = None,
         boot: str = "",
+        processors: int = 1,
         open_log: Callable[[str], JobLog] | None = None,
         secret: SchedulerSecret | None = None,
     ) -> None:
@@ -91,6 +92,7 @@ class SeveralJobs:
             network_nodes: how many nodes NETSTORM_NETWORK describes; 0: there is no such file.
             counters: None: new ones.
             boot: identity of the host's run since it was last started, for logs.
+            processors: of the host.
             open_log: opens the log of a job by name; no other log of that name is open. None: there are no
                 logs. A `UsageError` that it raises is sent to the node that asks for the job.
             secret: by which nodes recognise this scheduler; None: jobs have no key.
@@ -107,6 +109,7 @@ class SeveralJobs:
         self._release: Final = release
         self._network_nodes: Final = network_nodes
         self._boot: Final = boot
+        self._processors: Final = processors
         self._open_log: Final = open_log
         self._secret: Final = secret
         self._stopping = False
@@ -337,6 +340,7 @@ class SeveralJobs:
             settings,
             release=self._release,
             boot=self._boot,
+            processors=self._processors,
             first_node_settings=first_node_settings,
             secret=self._secret,
         )

@@ -17,6 +17,7 @@ from typing import Final
 
 from netstorm.errors import SettingsError, UsageError
 from netstorm.pslite.keys import JobKey
+from netstorm.pslite.system import usable_processors
 
 __all__ = [
     "FROM_ANOTHER_JOB",
@@ -264,4 +265,4 @@ def threads_each(nodes: int) -> int:
     MXNet starts a thread for each core in each process, so that N processes would compete for them. Only
     cores that this process may use count (taskset, Slurm, containers with cpusets).
     """
-    return max(1, len(os.sched_getaffinity(0)) // nodes)
+    return max(1, usable_processors() // nodes)

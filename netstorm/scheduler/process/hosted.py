@@ -21,6 +21,7 @@ from netstorm.observe.log import Counters
 from netstorm.observe.private_files import open_private
 from netstorm.pslite.admission import scheduler_secret_of
 from netstorm.pslite.machine import Machine
+from netstorm.pslite.system import usable_processors
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies import FormationRequest, FormationResult, first_policy, initial_assumptions
@@ -122,7 +123,11 @@ def _standby(settings: Settings) -> HostingPlan:
 
     def make_machine(counters: Counters, port: int) -> StandbyMachine:
         options = SchedulerOptions.from_settings(
-            settings, release=netstorm.__version__, boot=boot_identity(), secret=secret
+            settings,
+            release=netstorm.__version__,
+            boot=boot_identity(),
+            processors=usable_processors(),
+            secret=secret,
         )
         now = clock.monotonic()
         return StandbyMachine(
@@ -153,7 +158,11 @@ def _one_job(settings: Settings) -> HostingPlan:
     def make_machine(counters: Counters, _: int) -> SchedulerMachine:
         return SchedulerMachine(
             SchedulerOptions.from_settings(
-                settings, release=netstorm.__version__, boot=boot_identity(), secret=secret
+                settings,
+                release=netstorm.__version__,
+                boot=boot_identity(),
+                processors=usable_processors(),
+                secret=secret,
             ),
             policy,
             now=clock.monotonic(),
@@ -219,6 +228,7 @@ def _several_jobs(settings: Settings) -> HostingPlan:
             network_nodes=network_nodes,
             counters=counters,
             boot=boot_identity(),
+            processors=usable_processors(),
             open_log=None if logs is None else logs.open,
             secret=secret,
         )

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.addresses import is_address
+from netstorm.kvstore.forms import Dense
 from netstorm.lab.testing.conformance import VanConformance
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import constant_payload
@@ -134,14 +135,18 @@ def test_rounds_without_end_need_the_same_few_pages(pair):
     assert len(places) <= 2
 
 
-@given(st.lists(st.tuples(st.integers(17_000, MOST), st.integers(0, 9)), max_size=40))
+@given(st.lists(st.tuples(st.integers(17_000, MOST), st.integers(0, 9), st.integers(0, 3)), max_size=40))
 @settings(max_examples=40)
 def test_no_two_payloads_under_way_share_memory_whatever_their_sizes(steps):
-    """Each step gives a payload of some size, and drops one that was given before."""
+    """Each step gives a payload of some size, or makes one there, given or not, and drops another."""
     pair, kept, payload = Pair(), dict[int, tuple[int, Bytes]](), None
-    for number, (nbytes, dropped) in enumerate(steps):
+    for number, (nbytes, dropped, way) in enumerate(steps):
         kept.pop(dropped, None)
-        payload = pair.give(values_of(number, nbytes))
+        if way < 2:
+            payload = pair.give(values_of(number, nbytes))
+        elif (payload := pair.owner.room(nbytes)) is not None:
+            np.frombuffer(payload, np.uint8)[:] = number
+            payload = pair.give(constant_payload(payload)) if way == 2 else np.frombuffer(payload, np.uint8)
         if payload is not None:
             kept[number % 10] = number, payload
     for number, payload in kept.values():
@@ -180,6 +185,90 @@ def test_a_constant_payload_lies_at_one_place_for_all_and_nobody_can_change_it(p
     writable[offset] = 99
     assert np.frombuffer(second, np.uint8)[0] == 99
     assert np.frombuffer(other, np.uint8)[0] == 8
+
+
+class Middle(Pair):
+    """A pair whose reader adds to what it gets, and gives the sum to two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below = SharedPayloads(Counters(), most_bytes=MOST)
+        for connection, there in ((A, HERE), (B, Connection(-8))):
+            offered = self.reader.lend(connection)
+            assert offered is not None
+            assert self.below.borrow(there, offered)
+            self.reader.share(connection)
+
+    def lend(self, value: float) -> Any:
+        return self.reader.payload(HERE, self.owner.reference(A, np.full(8 * KB, value, np.float32)))
+
+    def sum_of(self, lent: object, own: Bytes) -> object:
+        total = Dense(np.dtype(np.float32)).new_sum()
+        total.add_own(own, 1)
+        total.add_received(lent, 2)
+        total.add_received(np.full(len(own), 4, np.float32).data, 4)
+        return constant_payload(total.to_keep())
+
+    def close(self) -> None:
+        super().close()
+        self.below.close()
+
+
+@pytest.fixture
+def middle() -> Iterator[Middle]:
+    middle = Middle()
+    yield middle
+    middle.close()
+
+
+def test_a_sum_with_a_lent_payload_lies_in_the_readers_own_memory_and_is_not_copied(middle):
+    lent = middle.lend(1)
+    total = middle.sum_of(lent, np.full(8 * KB, 2, np.float32))
+    assert (np.frombuffer(lent, np.float32) == 1).all(), "it has been written to"
+    got = [
+        bytes_of(middle.below.payload(there, middle.reader.reference(connection, total)))
+        for connection, there in ((A, HERE), (B, Connection(-8)))
+    ]
+    assert all((one.view(np.float32) == 7).all() for one in got)
+    with pytest.raises(ValueError, match="read-only"):
+        got[0][0] = 1
+    place = np.frombuffer(middle.reader._own._map, np.uint8).__array_interface__["data"][0]
+    where = np.frombuffer(total, np.uint8).__array_interface__["data"][0] - place
+    maps = [middle.below._borrowed[there]._map for there in (HERE, Connection(-8))]
+    starts = [np.frombuffer(one, np.uint8).__array_interface__["data"][0] for one in maps]
+    assert {one.__array_interface__["data"][0] for one in got} == {start + where for start in starts}
+
+
+def test_the_place_of_a_sum_is_used_again_once_neither_it_nor_a_reader_needs_it(middle):
+    own = np.full(8 * KB, 2, np.float32)
+    lent = middle.lend(1)
+    places = set()
+    for _ in range(300):
+        total = middle.sum_of(lent, own)
+        got = bytes_of(middle.below.payload(HERE, middle.reader.reference(A, total)))
+        del total  # a reader still has it
+        other = middle.sum_of(lent, np.full(8 * KB, 20, np.float32))
+        assert (got.view(np.float32) == 7).all()
+        places.add(np.frombuffer(other, np.uint8).__array_interface__["data"][0])
+        del got, other
+    assert len(places) <= 3
+
+
+def test_sums_take_half_of_the_memory_at_most_and_then_lie_where_the_payload_does(middle):
+    middle.reader._own._bytes = middle.reader._own._bytes[: 256 * KB]  # as if it were so small
+    own = np.full(8 * KB, 2, np.float32)
+    kept = [middle.sum_of(middle.lend(1), own) for _ in range(4)]
+    lent = middle.lend(1)
+    assert (np.frombuffer(middle.sum_of(lent, own), np.float32) == 7).all()
+    assert (np.frombuffer(lent, np.float32) == 7).all()
+    del kept[0]
+    lent = middle.lend(1)
+    assert (np.frombuffer(middle.sum_of(lent, own), np.float32) == 7).all()
+    assert (np.frombuffer(lent, np.float32) == 1).all()
+
+
+def test_who_lends_nothing_has_no_room_for_sums(pair):
+    assert pair.reader.room(32 * KB) is None
 
 
 def test_what_may_change_is_copied_for_each(pair):

@@ -35,3 +35,12 @@ def test_options_come_from_the_settings_with_all_that_nodes_may_have_to_agree_on
 def test_chunks_of_large_keys_grow_and_more_so_on_one_machine(given, elsewhere, on_one_machine):
     options = SchedulerOptions.from_settings(Settings(num_workers=2, **given), release="1")
     assert (options.chunks.largest, options.local_chunks.largest) == (elsewhere, on_one_machine)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "processors", "chunks"), [(3, 2, 2), (3, 8, 3), (9, 8, 4), (9, 1, 2), (1, 4, 2)]
+)
+def test_on_one_machine_a_large_key_has_as_many_chunks_as_are_added_up_at_once(nodes, processors, chunks):
+    settings = Settings(num_workers=nodes)
+    options = SchedulerOptions.from_settings(settings, release="1", processors=processors)
+    assert -(-1_000_000 // options.local_chunks.of(1_000_000)) == chunks
