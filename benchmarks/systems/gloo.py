@@ -17,9 +17,10 @@ __all__ = ["Gloo", "interface_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gloo:
-    """PyTorch's Gloo process group."""
+    """A process group of PyTorch's, Gloo's or another one."""
 
     name: str = "gloo"
+    backend: str = "gloo"
     framework: str = "torch"
     settings: Mapping[str, str] = field(
         default_factory=lambda: {
@@ -35,7 +36,7 @@ class Gloo:
         return Launch(
             workers=[
                 Process(
-                    name=f"gloo worker {rank}",
+                    name=f"{self.name} worker {rank}",
                     command=worker_command(self.name, case),
                     environment=environment(
                         MASTER_ADDR=case.host(0),
@@ -56,7 +57,7 @@ class Gloo:
 
     def join(self, case: Case) -> Node:
         """Join the group that this worker process was started for."""
-        return _GlooNode(case)
+        return _GroupNode(case, self.backend)
 
 
 class Tensors:
@@ -86,14 +87,14 @@ class Tensors:
         """Do nothing: the sum over one rank."""
 
 
-class _GlooNode(Tensors):
-    def __init__(self, case: Case) -> None:
+class _GroupNode(Tensors):
+    def __init__(self, case: Case, backend: str) -> None:
         import torch.distributed  # noqa: PLC0415
 
         super().__init__(case)
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(os.environ["BENCHMARK_ADDRESS"])
         self._distributed = torch.distributed
-        self._distributed.init_process_group("gloo")
+        self._distributed.init_process_group(backend)
         self.rank = self._distributed.get_rank()
         self.nodes = self._distributed.get_world_size()
 

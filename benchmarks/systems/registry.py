@@ -8,6 +8,7 @@ from systems.hivemind import Hivemind
 from systems.mxnet_dist import MXNetDist
 from systems.netstorm_store import NetStormStore
 from systems.openmpi.system import OpenMPI
+from systems.shared_memory import BareSharedMemory
 from systems.torch_ddp import TORCH_GLOO, TORCH_NETSTORM, TorchDDP
 
 __all__ = ["SYSTEMS"]
@@ -20,6 +21,8 @@ SYSTEMS: dict[str, System] = {
         MXNetDist(name="mxnet-1-server", servers=1),
         MXNetDist(name="mxnet-n-servers", servers=None),
         Gloo(),
+        Gloo(name="netstorm-group", backend="netstorm", settings={"backend": "netstorm"}),
+        BareSharedMemory(),
         OpenMPI(),
         Hivemind(),
         TorchDDP(kind=TORCH_GLOO, job=Gloo(name=TORCH_GLOO)),
