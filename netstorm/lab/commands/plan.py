@@ -274,7 +274,8 @@ def print_comparison(comparison: Comparison, console: Console, codecs: CodecPlan
     if chosen[1:]:
         (_, fast), (_, cheap) = chosen
         longer, saved = cheap.predicted_s / fast.predicted_s, 1 - cheap.cost / fast.cost
-        console.print(f"the cheapest takes {longer:.2f} × as long and costs {saved:.0%} less", highlight=False)
+        text = f"the cheapest takes {longer:.2f} × as long and costs {saved:.0%} less"
+        console.print(text, highlight=False)
     if codecs is not None:
         times = ", ".join(f"{name} {time_text(seconds)}" for name, seconds in codecs.times.items())
         fits = codecs.times[codecs.chosen] <= codecs.compute_s
