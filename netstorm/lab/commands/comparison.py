@@ -279,8 +279,8 @@ class CodecPlan:
 
 
 def plan_codec(comparison: Comparison, compute_s: float) -> CodecPlan:
-    """Return the first codec whose rounds under the scheme, the first that is chosen, take no longer than a step
-    computes, else the fastest.
+    """Return the first codec whose rounds under the first chosen scheme take no longer than a step computes,
+    else the fastest.
 
     Args:
         comparison: of the schemes. Of the predicted time, what latency takes stays, once for each round of a
