@@ -189,7 +189,7 @@ def launch(
         typer.Option(
             "--dashboard/--no-dashboard",
             help="Serve a page here that shows the job, and end it with the job. Default: if output is a "
-            "terminal, and the extra netstorm[dashboard] is installed; never with --join or --slurm.",
+            "terminal, or with --slurm, and the extra netstorm[dashboard] is installed; never with --join.",
             show_default=False,
         ),
     ] = None,
@@ -389,14 +389,17 @@ class LaunchArguments:
         return run_with_restarts(attempt, self.restarts if fewest is None else 0, console)
 
     def _has_dashboard(self) -> bool:
-        """Return whether to serve a page: by default for a person, who would see its address."""
-        possible = self.with_scheduler and not self.slurm
+        """Return whether to serve a page: by default for a person, who would see its address.
+
+        A batch job's output is where its user looks for the address.
+        """
         installed = all(find_spec(name) is not None for name in ("starlette", "uvicorn"))
         if self.dashboard is None:
-            return possible and installed and not self.quiet and all(map(os.isatty, (1, 2)))
-        if self.dashboard and not possible:
+            seen = self.slurm or all(map(os.isatty, (1, 2)))
+            return self.with_scheduler and installed and seen and not self.quiet
+        if self.dashboard and not self.with_scheduler:
             raise UsageError(
-                "--dashboard goes with neither --join nor --slurm; of other schedulers: "
+                "--dashboard does not go with --join; of other schedulers: "
                 "netstorm dashboard --scheduler HOST:PORT"
             )
         if self.dashboard and not installed:

@@ -21,7 +21,7 @@ from tests.integration.docs.pages import ROOT, Block, blocks
 from tests.integration.jobs import run_netstorm
 
 _OTHERS: Final = frozenset((
-    "apt-get", "bash", "cd", "chmod", "cp", "curl", "cut", "exec", "git", "hostname", "jupyter", "kubectl",
+    "apt-get", "bash", "cd", "chmod", "cp", "curl", "cut", "exec", "git", "helm", "hostname", "jupyter", "kubectl",
     "mkdir", "openssl", "ping", "pip", "printf", "rm", "salloc", "sbatch", "scp", "ssh", "srun",
     "systemctl", "tc", "torchrun", "umask", "wait",
 ))  # fmt: skip
