@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ import typer
 
 from netstorm.addresses import host_port, is_loopback
 from netstorm.cli.status_source import CaOption, PipedStatus, SchedulerOption, TokenOption, reach
-from netstorm.cli.support import exit_on_usage_error
+from netstorm.cli.support import exit_on_usage_error, has_dashboard
 from netstorm.errors import UsageError
 from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings, foreign_variable
@@ -73,7 +72,7 @@ def dashboard(
     The exit code is 0 after Ctrl-C, or 2 if there is nothing to show, or it may not be seen.
     """
     with exit_on_usage_error():
-        if not all(find_spec(name) is not None for name in ("starlette", "uvicorn")):
+        if not has_dashboard():
             raise UsageError("the dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
         from netstorm.dashboard.server import PageGuard, open_socket, serve
 

@@ -141,8 +141,7 @@ def _draw_chosen(axes: Axes, comparison: Comparison, name: str, where: Places) -
     sent = "its tree sends" if count == 1 else f"its {count} trees send"
     _finish(
         axes,
-        f"{name}: what {sent} over each link\n"
-        f"width: bytes, at most {size_text(most)}; dark nodes: roots",
+        f"{name}: what {sent} over each link\nwidth: bytes, at most {size_text(most)}; dark nodes: roots",
     )
     bar = axes.figure.colorbar(colours, ax=axes, orientation="horizontal", shrink=0.6, pad=0.02, aspect=40)
     bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda part, _: f"{part:.0%} busy"))
