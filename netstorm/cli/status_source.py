@@ -28,6 +28,7 @@ from netstorm.cli.support import check_job, split_address
 from netstorm.errors import Unavailable, UsageError
 from netstorm.observe.web import read_token
 from netstorm.protocol.frames import clean
+from netstorm.pslite.host_addresses import is_own_address
 from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
 
@@ -289,8 +290,7 @@ def _is_here(host: str) -> bool:
         meant = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
         return False
-    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return bool(meant & own) and not any(map(is_loopback, meant))
+    return any(map(is_own_address, meant)) and not any(map(is_loopback, meant))
 
 
 def _port_of(address: str) -> int:
