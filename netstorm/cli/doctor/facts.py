@@ -213,16 +213,7 @@ def doors_of(settings: Settings, *, nodes: int = 1, schedules: bool | None = Non
         if is_own_address(scheduler) if schedules is None else schedules:
             at = listening_host(settings.bind_host, settings.scheduler_host, for_others=for_others)
             port = settings.scheduler_port
-            doors.append(
-                Door(
-                    host=at,
-                    port=port,
-                    advertised=scheduler,
-                    advertised_port=port,
-                    scheduler=True,
-                    problem=_listen_problem(at, port),
-                )
-            )
+            doors.append(_door(at, port, scheduler, port, scheduler=True))
         host = advertised_host(
             node_host=settings.node_host,
             interface=settings.interface,
@@ -235,19 +226,23 @@ def doors_of(settings: Settings, *, nodes: int = 1, schedules: bool | None = Non
     at = settings.bind_host or host
     for number in range(nodes):
         port = settings.port and settings.port + number
-        doors.append(
-            Door(
-                host=at,
-                port=port,
-                advertised=host,
-                advertised_port=(settings.advertised_port and settings.advertised_port + number) or port,
-                problem=_listen_problem(at, port, udp=False),
-            )
-        )
+        outside = (settings.advertised_port and settings.advertised_port + number) or port
+        doors.append(_door(at, port, host, outside))
     return doors, ""
 
 
-def _listen_problem(host: str, port: int, *, udp: bool = True) -> str:
+def _door(host: str, port: int, advertised: str, outside: int, *, scheduler: bool = False) -> Door:
+    return Door(
+        host=host,
+        port=port,
+        advertised=advertised,
+        advertised_port=outside,
+        scheduler=scheduler,
+        problem=_listen_problem(host, port, udp=scheduler),  # whose clock is asked for by datagrams
+    )
+
+
+def _listen_problem(host: str, port: int, *, udp: bool) -> str:
     try:
         tcp_listener(host, port).close()
         if udp:

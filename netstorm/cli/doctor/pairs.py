@@ -12,7 +12,7 @@ from netstorm.cli.doctor.findings import Finding, Row, Severity, findings_at, fi
 from netstorm.cli.doctor.machine import CLOCK_S, judge_machine
 from netstorm.cli.doctor.wire import ProbeResult, ProbeTarget
 from netstorm.topology.network import Link, Network, Node, Rank
-from netstorm.units import format_duration, format_rate
+from netstorm.units import format_duration, format_rate, rounded
 
 __all__ = ["ExaminedHost", "judge_hosts", "network_of", "targets_of"]
 
@@ -243,7 +243,7 @@ def network_of(hosts: Sequence[ExaminedHost]) -> Network:
             if result.rtt is None or result.rate is None or (number, result.rank) in seen:
                 continue
             seen.add((number, result.rank))
-            rate, latency = (float(f"{value:.3g}") for value in (result.rate, result.rtt / 2))
+            rate, latency = rounded(result.rate, 3), rounded(result.rtt / 2, 3)
             links += [
                 Link(source=a, target=b, rate=rate, latency=latency)
                 for a in ranks[number]
