@@ -41,6 +41,7 @@ print(f"rank {dist.get_rank()} of {dist.get_backend()}: sum {total[0]:.0f}, {sys
 dist.destroy_process_group()
 """
 
+pytestmark = pytest.mark.slow  # whose script installs Helm
 if HELM is None:
     pytest.skip("no helm, 3.8 or later, which renders the chart", allow_module_level=True)
 
@@ -295,7 +296,6 @@ def kubelet() -> Iterator[Kubelet]:
                 process.communicate()
 
 
-@pytest.mark.slow
 def test_a_job_whose_pods_start_before_its_scheduler_trains_with_a_key_that_their_group_alone_may_read(
     kubelet: Kubelet,
 ) -> None:
