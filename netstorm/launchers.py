@@ -19,13 +19,15 @@ from netstorm.errors import UsageError
 from netstorm.pslite.host_addresses import is_own_address, loopback_host
 from netstorm.settings import Settings, foreign_variable, set_for_children
 
-__all__ = ["Place", "first_host", "place_of_this_process", "settings_below", "take_place"]
+__all__ = ["Place", "first_host", "place_of_this_process", "port_beside", "settings_below", "take_place"]
 
 _PORTS: Final = range(20_000, 31_000)
 """Below the range from which Linux gives a port to any connection, and with room for `_BESIDE`."""
 
 _BESIDE: Final = 1000
-"""From the scheduler's port to the one of PyTorch's rank 0, as `netstorm launch` and run_node.sh have it."""
+"""From the scheduler's port to PyTorch's, as run_node.sh has it. Not 1 or 2: schedulers on one host tend to
+have neighbouring ports.
+"""
 
 _HYDRA: Final = "hydra_pmi_proxy"
 """The process that starts the ranks of MPICH and Intel MPI on a host. They have no other name of the job."""
@@ -67,6 +69,11 @@ class Place:
     def port(self) -> int:
         """The scheduler's."""
         return _PORTS[zlib.crc32(self.start.encode()) % len(_PORTS)]
+
+
+def port_beside(scheduler_port: int) -> int:
+    """Return a port for PyTorch's rank 0 on a host where nothing can be tried beforehand."""
+    return scheduler_port + (_BESIDE if scheduler_port + _BESIDE <= 65535 else -_BESIDE)
 
 
 def settings_below(place: Place) -> Settings:
@@ -115,10 +122,9 @@ def take_place(place: Place, settings: Settings) -> tuple[str, int] | None:
         variables |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port}
         if settings.source("job") == "default":
             variables["NETSTORM_JOB"] = place.job
-    beside = port + (_BESIDE if port + _BESIDE <= 65535 else -_BESIDE)
     variables |= {
         "MASTER_ADDR": loopback_host() if place.on_one_host else place.first_host or host,
-        "MASTER_PORT": beside,
+        "MASTER_PORT": port_beside(port),
     }
     kept = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     set_for_children(

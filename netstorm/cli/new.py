@@ -27,13 +27,8 @@ class Framework(str, Enum):
 
 _NAMES: Final = {Framework.TORCH: "PyTorch", Framework.MXNET: "MXNet", Framework.NUMPY: "NumPy"}
 
-_INSTALL: Final = {
-    "torch": "'netstorm[torch]'",
-    "mxnet": "'netstorm[mxnet]'",
-    "numpy": "numpy",
-    "sklearn": "scikit-learn",
-}
-"""By module, what pip installs."""
+_INSTALL: Final = {"torch": "'netstorm[torch]'", "mxnet": "'netstorm[mxnet]'", "sklearn": "scikit-learn"}
+"""By module, what pip installs; NumPy comes with NetStorm."""
 
 
 def new(
@@ -69,11 +64,7 @@ def new(
         except OSError as error:
             raise UsageError(f"{script}: {error.strerror}: expected the name of a new file") from None
     typer.echo(f"{script}: trains a small network on scikit-learn's digits, with {_NAMES[chosen]}")
-    missing = [package for module, package in _INSTALL.items() if _is_missing(module, chosen)]
-    if missing:
+    needed = [module for module in (chosen.value, "sklearn") if find_spec(module) is None]
+    if missing := [_INSTALL[module] for module in needed]:
         typer.echo(f"install what it needs: pip install {' '.join(missing)}")
     typer.echo(f"run it: netstorm launch -n 3 -- python {shlex.quote(str(script))}")
-
-
-def _is_missing(module: str, framework: Framework) -> bool:
-    return module in (framework.value, "sklearn") and find_spec(module) is None

@@ -24,10 +24,11 @@ import psutil
 import typer
 
 from netstorm.addresses import host_port, is_loopback, plain_address, split_host_port
-from netstorm.cli.support import split_address
+from netstorm.cli.support import check_job, split_address
 from netstorm.errors import Unavailable, UsageError
 from netstorm.observe.web import read_token
 from netstorm.protocol.frames import clean
+from netstorm.pslite.host_addresses import is_own_address
 from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
 
@@ -197,18 +198,13 @@ def find(
     """
     source, status = reach(address, token_file=token_file, ca=ca)
     jobs = [line.job for line in status.jobs] or [status.job]
-    names = ", ".join(jobs)
-    if job is None:
-        if len(jobs) > 1:
-            raise UsageError(f"{source} has {len(jobs)} jobs: {names}; say which: --job NAME")
-        if status.jobs:
-            source.job = jobs[0]  # not another job, when this one has ended
+    check_job(job, jobs, f"at {source}")
+    if job is None and len(jobs) > 1:
+        raise UsageError(f"{source} has {len(jobs)} jobs: {', '.join(jobs)}; say which: --job NAME")
+    if status.jobs:
+        source.job = job or jobs[0]  # not another job, when this one has ended
+    if job is None or not status.jobs:
         return source, status
-    if job not in jobs:
-        raise UsageError(f"--job {job}: no such job at {source}; there are: {names}")
-    if not status.jobs:
-        return source, status
-    source.job = job
     try:
         return source, source.status()
     except Unavailable as error:
@@ -294,8 +290,7 @@ def _is_here(host: str) -> bool:
         meant = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
         return False
-    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return bool(meant & own) and not any(map(is_loopback, meant))
+    return any(map(is_own_address, meant)) and not any(map(is_loopback, meant))
 
 
 def _port_of(address: str) -> int:

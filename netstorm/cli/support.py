@@ -10,8 +10,9 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +26,11 @@ __all__ = [
     "BEGUN",
     "PREFIX",
     "USAGE_ERROR",
+    "check_job",
     "exit_on_usage_error",
     "first_failure",
     "first_failure_line",
+    "has_dashboard",
     "scratch_folder",
     "size_text",
     "split_address",
@@ -52,6 +55,21 @@ def exit_on_usage_error() -> Iterator[None]:
 
 
 # Parses HOST:PORT of an option.
+
+
+def has_dashboard() -> bool:
+    """Return whether the extra netstorm[dashboard] is installed."""
+    return all(find_spec(name) is not None for name in ("starlette", "uvicorn"))
+
+
+def check_job(job: str | None, jobs: Collection[str], where: str) -> None:
+    """Check that a job, if one is named, is one of those that are there.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if job is not None and job not in jobs:
+        raise UsageError(f"--job {job}: no such job {where}; there are: {', '.join(jobs)}")
 
 
 def split_address(address: str, option: str) -> tuple[str, int]:

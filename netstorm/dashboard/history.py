@@ -7,7 +7,7 @@ large network those links alone that somebody looks for. So a night of it fits i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, overload
+from typing import Final
 
 import msgspec
 
@@ -22,6 +22,7 @@ from netstorm.scheduler.status import (
     PolicyStatus,
     tree_traffic,
 )
+from netstorm.units import rounded
 
 __all__ = [
     "Frame",
@@ -214,7 +215,10 @@ class History:
             self._bound, self._bound_of = _bound(status), (status.policy.version, status.time)
         rounds = [node.round_s for node in status.nodes if node.round_s is not None and node.state != "left"]
         point = Point(
-            _short(status.time, 13), _short(max(rounds, default=None)), _short(_goodput(status)), self._bound
+            rounded(status.time, 13),
+            rounded(max(rounds, default=None)),
+            rounded(_goodput(status)),
+            self._bound,
         )
         self.points.append(point)
         if len(self.points) > _MOST_POINTS:
@@ -234,17 +238,17 @@ def _events(status: JobStatus, before: JobStatus | None) -> Iterator[tuple[JobEv
     now, policy = status.time, status.policy
     for old in status.former:
         text = f"Policy {old.version}: {old.reason or 'no reason given'}"
-        yield JobEvent(_short(now - old.ended_s - old.lasted_s, 13), "policy", text), ("policy", old.version)
+        yield JobEvent(rounded(now - old.ended_s - old.lasted_s, 13), "policy", text), ("policy", old.version)
     text = f"Policy {policy.version}: {policy.reason or 'no reason given'}"
-    yield JobEvent(_short(now - policy.since_s, 13), "policy", text), ("policy", policy.version)
+    yield JobEvent(rounded(now - policy.since_s, 13), "policy", text), ("policy", policy.version)
     if status.view is not None:
         for change in status.view.changes:
             text = f"View {change.view}, {change.members} nodes: {change.text}"
-            yield JobEvent(_short(now - change.ago_s, 13), "view", text), ("view", change.view)
+            yield JobEvent(rounded(now - change.ago_s, 13), "view", text), ("view", change.view)
     for link in status.failed_links:
         at = now - link.since_s
         text = f"Link {link.source} → {link.target} has failed: {link.reason}"
-        yield JobEvent(_short(at, 13), "link", text), ("failed", link.source, link.target, round(at))
+        yield JobEvent(rounded(at, 13), "link", text), ("failed", link.source, link.target, round(at))
     if before is None:
         return
     failed = {(link.source, link.target) for link in status.failed_links}
@@ -284,26 +288,26 @@ def frame_of(status: JobStatus) -> Frame:
     """Return what the page shows of a status."""
     goodput = _goodput(status)
     return Frame(
-        time=_short(status.time, 13),
+        time=rounded(status.time, 13),
         job=status.job,
         phase=status.phase,
         text=status.text,
-        age=_short(status.age_s),
+        age=rounded(status.age_s),
         workers=status.num_workers,
         release=status.release,
         scheduler=status.scheduler,
         policy=status.policy.version,
-        since=_short(status.policy.since_s),
+        since=rounded(status.policy.since_s),
         considered=status.policy.considered,
         nodes=list(map(_node, status.nodes)),
         links=_links(status, goodput),
         all_links=len(status.links),
         failed=[
-            (link.source, link.target, link.reason, _short(link.since_s)) for link in status.failed_links
+            (link.source, link.target, link.reason, rounded(link.since_s)) for link in status.failed_links
         ],
         keys=status.keys,
-        goodput=_short(goodput),
-        cost=_short(status.cost_an_hour),
+        goodput=rounded(goodput),
+        cost=rounded(status.cost_an_hour),
         share=status.link_share,
         view=_view(status),
         jobs=status.jobs,
@@ -325,20 +329,20 @@ def _node(node: NodeView) -> NodeFrame:
         name=host_port(node.host, node.port),
         site=node.site,
         state=node.state,
-        heard=_short(node.heard_s, 3),
+        heard=rounded(node.heard_s, 3),
         waits=node.waits_for,
         said=node.said,
-        busy=_short(node.busy_s, 3),
+        busy=rounded(node.busy_s, 3),
         round=node.last_round,
-        took=_short(node.round_s),
-        waited=_short(node.waited_s),
-        waiting=_short(node.waiting, 3),
-        sending=_short(node.sending),
+        took=rounded(node.round_s),
+        waited=rounded(node.waited_s),
+        waiting=rounded(node.waiting, 3),
+        sending=rounded(node.sending),
         sent=node.bytes_sent,
         queued=node.queued,
-        egress=_short(node.egress),
-        ingress=_short(node.ingress),
-        clock=_short(node.clock_offset_s),
+        egress=rounded(node.egress),
+        ingress=rounded(node.ingress),
+        clock=rounded(node.clock_offset_s),
         lat=node.lat,
         lon=node.lon,
     )
@@ -374,7 +378,7 @@ def _link(
         marks += "c" if link.censored else ""
         if rate and goodput is not None:
             load = used * goodput / rate
-    return LinkFrame(*pair, _short(rate), _short(latency), _short(load, 3), marks)
+    return LinkFrame(*pair, rounded(rate), rounded(latency), rounded(load, 3), marks)
 
 
 def _policy(policy: PolicyStatus) -> PolicyFrame:
@@ -383,7 +387,7 @@ def _policy(policy: PolicyStatus) -> PolicyFrame:
         version=policy.version,
         reason=policy.reason,
         trees=[
-            (tree.root, _short(tree.share), tree.reduce_parent, tree.broadcast_parent)
+            (tree.root, rounded(tree.share), tree.reduce_parent, tree.broadcast_parent)
             for tree in trees[:_MOST_TREES]
         ],
         more=max(0, len(trees) - _MOST_TREES),
@@ -404,17 +408,4 @@ def _bound(status: JobStatus) -> float | None:
     """Return the most bit/s of sums that the known links allow; None: too many nodes, or too little known."""
     network = known_network(status)
     best = None if network is None else known_optimum(network, 1.0)
-    return None if best is None else _short(best.rate)
-
-
-@overload
-def _short(number: float, digits: int = 4) -> float: ...
-
-
-@overload
-def _short(number: float | None, digits: int = 4) -> float | None: ...
-
-
-def _short(number: float | None, digits: int = 4) -> float | None:
-    """Return a number with so many digits: more are no information, and most of a recording's bytes."""
-    return number if number is None else float(f"{number:.{digits}g}")
+    return None if best is None else rounded(best.rate)

@@ -114,7 +114,9 @@ def doctor(
         try:
             with _progress() as progress:
                 if logs:
-                    findings = _explained(logs)
+                    from netstorm.cli.doctor.logs import explain, read_logs
+
+                    findings = explain(read_logs(logs))
                 elif hosts or peers:
                     from netstorm.cli.doctor.pairs import judge_hosts
 
@@ -140,12 +142,6 @@ def doctor(
         if write:
             _write(write, examined)
     raise typer.Exit(any(finding.severity.value != "ok" for finding in findings))
-
-
-def _explained(paths: Sequence[Path]) -> list[Finding]:
-    from netstorm.cli.doctor.logs import explain, read_logs
-
-    return explain(read_logs(paths))
 
 
 def _this_machine(progress: Progress, *, frameworks: bool) -> list[Finding]:

@@ -195,7 +195,7 @@ def gather(
         job_wide=_job_wide(settings),
         udp_needed=settings.datagrams or settings.clock_source == "trees",
         secured=serves_others(settings),
-        key_problem=_key_problem(settings),
+        key_problem=_problem(lambda: _load_keys(settings)),
         files_problem=_file_problems(settings),
         clock_offset=_clock_offset(settings, meant) if given and not scheduler_problem else None,
         firewalls=_firewalls(),
@@ -213,16 +213,7 @@ def doors_of(settings: Settings, *, nodes: int = 1, schedules: bool | None = Non
         if is_own_address(scheduler) if schedules is None else schedules:
             at = listening_host(settings.bind_host, settings.scheduler_host, for_others=for_others)
             port = settings.scheduler_port
-            doors.append(
-                Door(
-                    host=at,
-                    port=port,
-                    advertised=scheduler,
-                    advertised_port=port,
-                    scheduler=True,
-                    problem=_listen_problem(at, port),
-                )
-            )
+            doors.append(_door(at, port, scheduler, port, scheduler=True))
         host = advertised_host(
             node_host=settings.node_host,
             interface=settings.interface,
@@ -235,19 +226,23 @@ def doors_of(settings: Settings, *, nodes: int = 1, schedules: bool | None = Non
     at = settings.bind_host or host
     for number in range(nodes):
         port = settings.port and settings.port + number
-        doors.append(
-            Door(
-                host=at,
-                port=port,
-                advertised=host,
-                advertised_port=(settings.advertised_port and settings.advertised_port + number) or port,
-                problem=_listen_problem(at, port, udp=False),
-            )
-        )
+        outside = (settings.advertised_port and settings.advertised_port + number) or port
+        doors.append(_door(at, port, host, outside))
     return doors, ""
 
 
-def _listen_problem(host: str, port: int, *, udp: bool = True) -> str:
+def _door(host: str, port: int, advertised: str, outside: int, *, scheduler: bool = False) -> Door:
+    return Door(
+        host=host,
+        port=port,
+        advertised=advertised,
+        advertised_port=outside,
+        scheduler=scheduler,
+        problem=_listen_problem(host, port, udp=scheduler),  # whose clock is asked for by datagrams
+    )
+
+
+def _listen_problem(host: str, port: int, *, udp: bool) -> str:
     try:
         tcp_listener(host, port).close()
         if udp:
@@ -414,34 +409,34 @@ def _clock_offset(settings: Settings, addresses: list[str]) -> float | None:
     return (answer.received - asked + answer.transmitted - answered) / 2
 
 
-def _key_problem(settings: Settings) -> str:
+def _problem(read: Callable[[], object]) -> str:
+    """Return why something cannot be read; empty: it can."""
     try:
-        job_key_of(settings)
-        if settings.node_key_file:
-            NodeKey.load(Path(settings.node_key_file))
-        if settings.scheduler_key_file:
-            SchedulerKey.load(Path(settings.scheduler_key_file))
-    except NetStormError as error:
+        read()
+    except (OSError, UnicodeError, NetStormError) as error:
         return str(error)
     return ""
+
+
+def _load_keys(settings: Settings) -> None:
+    job_key_of(settings)
+    if settings.node_key_file:
+        NodeKey.load(Path(settings.node_key_file))
+    if settings.scheduler_key_file:
+        SchedulerKey.load(Path(settings.scheduler_key_file))
 
 
 def _file_problems(settings: Settings) -> list[str]:
     """Return what is wrong with other files that the settings name."""
     found = []
-    try:
-        if settings.allow_file:
-            path = Path(settings.allow_file)
-            parse_allow_list(path.read_text(encoding="utf-8"), f"NETSTORM_ALLOW={path}")
-            if path.stat().st_mode & 0o002:
-                found.append(f"NETSTORM_ALLOW={path}: everybody may add keys: `chmod 644 {path}`")
-    except (OSError, UnicodeError, NetStormError) as error:
-        found.append(f"NETSTORM_ALLOW={settings.allow_file}: {error}")
-    try:
-        if settings.network_file:
-            load_network(settings.network_file)
-    except NetStormError as error:
-        found.append(f"NETSTORM_NETWORK: {error}")
+    if settings.allow_file:
+        path, name = Path(settings.allow_file), f"NETSTORM_ALLOW={settings.allow_file}"
+        if problem := _problem(lambda: parse_allow_list(path.read_text(encoding="utf-8"), name)):
+            found.append(f"{name}: {problem}")
+        elif path.stat().st_mode & 0o002:
+            found.append(f"{name}: everybody may add keys: `chmod 644 {path}`")
+    if settings.network_file and (problem := _problem(lambda: load_network(settings.network_file))):
+        found.append(f"NETSTORM_NETWORK: {problem}")
     if settings.state_dir:
         folder = Path(settings.state_dir)
         nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from netstorm.addresses import bracketed
 
-__all__ = ["Finding", "Severity", "firewall_hint"]
+__all__ = ["Finding", "Row", "Severity", "findings_at", "firewall_hint"]
 
 
 class Severity(enum.Enum):
@@ -36,6 +37,18 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What to do about it, with a command if there is one."""
 
 
+Row: TypeAlias = tuple[Severity, str, str, str]
+"""Severity, check, what is wrong, what to do."""
+
+
+def findings_at(where: str, rows: Iterable[Row]) -> list[Finding]:
+    """Return the findings of rows about one host or pair."""
+    return [
+        Finding(severity=severity, check=check, where=where, what=what, do=do)
+        for severity, check, what, do in rows
+    ]
+
+
 def firewall_hint(firewalls: Sequence[str], protocol: str, port: int, source: str) -> str:
     """Return the command that lets packets in at a host which has these firewall programs.
 
@@ -46,17 +59,16 @@ def firewall_hint(firewalls: Sequence[str], protocol: str, port: int, source: st
         source: address that the packets come from; empty: unknown.
     """
     ip = "ip6" if ":" in source else "ip"
+    origin, saddr, s = (
+        (f"from {source} to any ", f"{ip} saddr {source} ", f"-s {source} ") if source else ("", "", "")
+    )
     commands = {
-        "ufw": f"sudo ufw allow {f'from {source} to any' if source else ''} port {port} proto {protocol}",
-        "firewall-cmd": f"sudo firewall-cmd --add-port={port}/{protocol}",
-        "nft": "sudo nft insert rule inet filter input "
-        + (f"{ip} saddr {source} " if source else "")
-        + f"{protocol} dport {port} accept",
-        "iptables": f"sudo {ip.replace('ip', 'ip', 1)}tables -I INPUT -p {protocol} "
-        + (f"-s {source} " if source else "")
-        + f"--dport {port} -j ACCEPT",
+        "ufw": f"ufw allow {origin}port {port} proto {protocol}",
+        "firewall-cmd": f"firewall-cmd --add-port={port}/{protocol}",
+        "nft": f"nft insert rule inet filter input {saddr}{protocol} dport {port} accept",
+        "iptables": f"{ip}tables -I INPUT -p {protocol} {s}--dport {port} -j ACCEPT",
     }
-    command = next((" ".join(commands[name].split()) for name in firewalls if name in commands), "")
+    command = next((f"sudo {commands[name]}" for name in firewalls if name in commands), "")
     group = f"open {protocol.upper()} {port} from {bracketed(source) if source else 'the other hosts'}"
     if not command:
         return f"{group}, in the cloud's security group or the router between them"

@@ -9,7 +9,7 @@ from typing import Final
 
 from netstorm.addresses import is_loopback
 from netstorm.cli.doctor.facts import Door, Facts
-from netstorm.cli.doctor.findings import Finding, Severity
+from netstorm.cli.doctor.findings import Finding, Row, Severity, findings_at
 from netstorm.units import format_bytes
 
 __all__ = ["CLOCK_S", "judge_machine"]
@@ -43,20 +43,14 @@ def judge_machine(facts: Facts, *, alone: bool = True) -> list[Finding]:
         alone: this machine alone is looked at; others are not known to take part.
     """
     parts = (_software(facts), _settings(facts), _kernel(facts), _limits(facts), _names(facts, alone=alone))
-    found = itertools.chain(*parts)
-    return [Finding(severity=severity, check=check, where=facts.host, what=what, do=do)
-            for severity, check, what, do in found]  # fmt: skip
+    return findings_at(facts.host, itertools.chain(*parts))
 
 
-def _ok(check: str, what: str) -> tuple[Severity, str, str, str]:
+def _ok(check: str, what: str) -> Row:
     return Severity.OK, check, what, ""
 
 
-_Row = tuple[Severity, str, str, str]
-"""Severity, check, what is wrong, what to do."""
-
-
-def _software(facts: Facts) -> Iterator[_Row]:
+def _software(facts: Facts) -> Iterator[Row]:
     if tuple(map(int, re.findall(r"[0-9]{1,6}", facts.python)[:2])) < _PYTHON:
         yield Severity.ERROR, "python", f"Python {facts.python}", "install Python 3.10 or later"
     for name, problem in facts.too_old.items():
@@ -71,7 +65,7 @@ def _software(facts: Facts) -> Iterator[_Row]:
             yield _ok(name, "can be imported")
 
 
-def _settings(facts: Facts) -> Iterator[_Row]:
+def _settings(facts: Facts) -> Iterator[Row]:
     if facts.settings_problem:
         yield Severity.ERROR, "settings", facts.settings_problem, "netstorm env shows where values are from"
     for note in facts.settings_notes:
@@ -91,7 +85,7 @@ def _command_in(text: str, otherwise: str) -> str:
     return match[1] if match else otherwise
 
 
-def _kernel(facts: Facts) -> Iterator[_Row]:
+def _kernel(facts: Facts) -> Iterator[Row]:
     version = tuple(map(int, re.findall(r"[0-9]{1,6}", facts.kernel)[:2]))
     lacks = []
     if version < _KERNEL or facts.tcp_info_bytes < _TCP_INFO_BYTES:
@@ -126,7 +120,7 @@ def _kernel(facts: Facts) -> Iterator[_Row]:
         yield _ok("clock", f"{1000 * facts.clock_offset:.3g} ms from that of the scheduler")
 
 
-def _limits(facts: Facts) -> Iterator[_Row]:
+def _limits(facts: Facts) -> Iterator[Row]:
     limit = facts.files_limit
     if 0 <= limit < _FEW_FILES:
         severity = Severity.ERROR if limit < _TOO_FEW_FILES else Severity.WARNING
@@ -151,7 +145,7 @@ def _limits(facts: Facts) -> Iterator[_Row]:
         yield _ok("memory", f"{facts.memory_bytes / 1e9:.3g} GB are free")
 
 
-def _names(facts: Facts, *, alone: bool) -> Iterator[_Row]:
+def _names(facts: Facts, *, alone: bool) -> Iterator[Row]:
     usual = facts.addresses[0] if facts.addresses else "ADDRESS"
     local = bool(facts.own_name) and all(map(is_loopback, facts.own_name))
     if facts.name_problem:
@@ -179,7 +173,7 @@ def _names(facts: Facts, *, alone: bool) -> Iterator[_Row]:
         yield _door(facts, door)
 
 
-def _door(facts: Facts, door: Door) -> _Row:
+def _door(facts: Facts, door: Door) -> Row:
     who, variable = ("the scheduler", "DMLC_PS_ROOT_PORT") if door.scheduler else ("a node", "NETSTORM_PORT")
     if not door.problem and not door.advertised_port:
         return _ok("ports", f"{who} listens at any free port of {door.advertised}: NETSTORM_PORT fixes it")

@@ -8,11 +8,11 @@ from typing import Final
 
 from netstorm.addresses import is_loopback
 from netstorm.cli.doctor.facts import Door, Facts
-from netstorm.cli.doctor.findings import Finding, Severity, firewall_hint
+from netstorm.cli.doctor.findings import Finding, Row, Severity, findings_at, firewall_hint
 from netstorm.cli.doctor.machine import CLOCK_S, judge_machine
 from netstorm.cli.doctor.wire import ProbeResult, ProbeTarget
 from netstorm.topology.network import Link, Network, Node, Rank
-from netstorm.units import format_duration, format_rate
+from netstorm.units import format_duration, format_rate, rounded
 
 __all__ = ["ExaminedHost", "judge_hosts", "network_of", "targets_of"]
 
@@ -66,39 +66,25 @@ _SMALL_MTU: Final = 1280
 
 _ONE_KEY: Final = "set NETSTORM_KEY_FILE to copies of one file at all hosts"
 
-_Row = tuple[Severity, str, str, str]
-"""Severity, check, what is wrong, what to do."""
-
 
 def judge_hosts(hosts: Sequence[ExaminedHost]) -> list[Finding]:
     """Return the findings about all hosts, and about each pair of them in both directions."""
     found = []
     for host in hosts:
         if host.facts is not None:
-            found += [
-                finding
-                for finding in judge_machine(host.facts, alone=False)
-                if finding.severity != Severity.OK
-            ]
+            judged = judge_machine(host.facts, alone=False)
+            found += [finding for finding in judged if finding.severity != Severity.OK]
         if host.problem:
             by_ssh = "ssh must get there without a question, and find NetStorm (--python)"
             do = "`netstorm doctor --serve` must run there, with the same key" if host.given else by_ssh
-            found.append(
-                Finding(severity=Severity.ERROR, check="host", where=host.name, what=host.problem, do=do)
-            )
+            found += findings_at(host.name, [(Severity.ERROR, "host", host.problem, do)])
     known = [host for host in hosts if host.facts is not None]
-    found += [
-        Finding(severity=severity, check=check, where=where, what=what, do=do)
-        for rows in (_differences(known), _schedulers(known), _clocks(hosts))
-        for where, (severity, check, what, do) in rows
-    ]
+    for where, row in (*_differences(known), *_schedulers(known), *_clocks(hosts)):
+        found += findings_at(where, [row])
     for source in hosts:
         for result in source.results:
             where = f"{source.name} -> {hosts[result.rank].name}"
-            found += [
-                Finding(severity=severity, check=check, where=where, what=what, do=do)
-                for severity, check, what, do in _pair(hosts, source, result)
-            ]
+            found += findings_at(where, _pair(hosts, source, result))
     return found
 
 
@@ -107,7 +93,7 @@ def _facts(host: ExaminedHost) -> Facts:
     return host.facts
 
 
-def _differences(known: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
+def _differences(known: Sequence[ExaminedHost]) -> Iterator[tuple[str, Row]]:
     """Compare each host with the first one."""
     one = "install one release at all hosts"
     compared: list[tuple[Severity, str, Callable[[Facts], str], str]] = [
@@ -130,7 +116,7 @@ def _job_wide(facts: Facts) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(facts.job_wide.items())) or "the defaults"
 
 
-def _schedulers(known: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
+def _schedulers(known: Sequence[ExaminedHost]) -> Iterator[tuple[str, Row]]:
     having = [host for host in known if any(door.scheduler for door in _facts(host).doors)]
     if len(having) > 1:
         names = " and ".join(host.name for host in having)
@@ -151,7 +137,7 @@ def _schedulers(known: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
             yield name, (Severity.ERROR, "two schedulers", what, "give the scheduler's address in figures")
 
 
-def _clocks(hosts: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
+def _clocks(hosts: Sequence[ExaminedHost]) -> Iterator[tuple[str, Row]]:
     """Compare each clock with the first host's, as far as one of both has measured it."""
     offsets: dict[int, tuple[float, float]] = {}
     for number, host in enumerate(hosts):
@@ -168,7 +154,7 @@ def _clocks(hosts: Sequence[ExaminedHost]) -> Iterator[tuple[str, _Row]]:
             yield hosts[other].name, (Severity.WARNING, "clock", what, do)
 
 
-def _pair(hosts: Sequence[ExaminedHost], source: ExaminedHost, result: ProbeResult) -> Iterator[_Row]:
+def _pair(hosts: Sequence[ExaminedHost], source: ExaminedHost, result: ProbeResult) -> Iterator[Row]:
     target = hosts[result.rank]
     door = next((door for door in target.doors if door.place() == result.place), None)
     if not result.problem:
@@ -213,9 +199,7 @@ def _hint(source: ExaminedHost, target: ExaminedHost, protocol: str, port: int) 
     return f"at {target.name}: {firewall_hint(firewalls, protocol, port, address)}"
 
 
-def _udp(
-    source: ExaminedHost, target: ExaminedHost, result: ProbeResult, door: Door | None
-) -> Iterator[_Row]:
+def _udp(source: ExaminedHost, target: ExaminedHost, result: ProbeResult, door: Door | None) -> Iterator[Row]:
     is_scheduler = door is not None and door.scheduler
     if result.udp is False and (is_scheduler or (target.facts is not None and target.facts.udp_needed)):
         lost = "the time cannot be asked for" if is_scheduler else "late sums go by TCP, which is slower"
@@ -223,7 +207,7 @@ def _udp(
         yield Severity.WARNING, "UDP port", what, _hint(source, target, "udp", _port(result))
 
 
-def _segments(source: ExaminedHost, target: ExaminedHost, result: ProbeResult) -> Iterator[_Row]:
+def _segments(source: ExaminedHost, target: ExaminedHost, result: ProbeResult) -> Iterator[Row]:
     measured, sent = result.path_mtu, result.interface_mtu
     if result.stalls and measured is not None and measured == sent:
         what = (
@@ -259,7 +243,7 @@ def network_of(hosts: Sequence[ExaminedHost]) -> Network:
             if result.rtt is None or result.rate is None or (number, result.rank) in seen:
                 continue
             seen.add((number, result.rank))
-            rate, latency = (float(f"{value:.3g}") for value in (result.rate, result.rtt / 2))
+            rate, latency = rounded(result.rate, 3), rounded(result.rtt / 2, 3)
             links += [
                 Link(source=a, target=b, rate=rate, latency=latency)
                 for a in ranks[number]

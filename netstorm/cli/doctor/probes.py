@@ -9,7 +9,6 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Mapping
 from typing import Final, cast
 
 import msgspec
@@ -41,6 +40,7 @@ from netstorm.cli.doctor.wire import (
     datagram_size,
     key_of,
 )
+from netstorm.cli.launch.variables import KEY_FILE, hold_key
 from netstorm.errors import NetStormError, NotAuthorised, PeerError, UsageError
 from netstorm.pslite.admission import job_key_of
 from netstorm.pslite.host_addresses import tcp_listener, udp_address, udp_socket
@@ -206,25 +206,18 @@ async def serve_standard_streams() -> None:
     begin = await asyncio.wait_for(wire.receive(), _IDLE_S)
     if not isinstance(begin, Begin):
         raise PeerError(f"{type(begin).__name__}: expected Begin")
-    with _environment_of(begin) as environment:
-        gathered = await asyncio.to_thread(
-            gather, environment, nodes=begin.nodes, schedules=begin.schedules, frameworks=begin.frameworks
-        )
-        try:
-            async with Doctor(*gathered) as doctor:
-                await wire.send(Done(facts=doctor.facts))
-                await doctor.answer_all(wire)
-        except NetStormError as error:
-            await wire.send(NotDone(text=str(error)))
-
-
-@contextlib.contextmanager
-def _environment_of(begin: Begin) -> Iterator[Mapping[str, str]]:
-    """Yield the variables of a job here; its key is in memory alone."""
-    from netstorm.cli.launch.variables import KEY_FILE, hold_key
-
-    own = child_environment()
-    yield {**own, **begin.variables} | ({KEY_FILE: hold_key(begin.key)} if begin.key else {})
+    environment = {**child_environment(), **begin.variables}
+    if begin.key:  # in memory alone
+        environment[KEY_FILE] = hold_key(begin.key)
+    gathered = await asyncio.to_thread(
+        gather, environment, nodes=begin.nodes, schedules=begin.schedules, frameworks=begin.frameworks
+    )
+    try:
+        async with Doctor(*gathered) as doctor:
+            await wire.send(Done(facts=doctor.facts))
+            await doctor.answer_all(wire)
+    except NetStormError as error:
+        await wire.send(NotDone(text=str(error)))
 
 
 class _Answers(asyncio.DatagramProtocol):

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -43,7 +42,7 @@ from netstorm.cli.launch.output import Console, open_standard_streams
 from netstorm.cli.launch.shutdown import Shutdown
 from netstorm.cli.launch.slurm import meeting_place, placements_in, through_srun
 from netstorm.cli.launch.variables import KEY_FILE, RESERVED, check_port, fresh_or_given, hold_key
-from netstorm.cli.support import exit_on_usage_error, split_address
+from netstorm.cli.support import exit_on_usage_error, has_dashboard, split_address
 from netstorm.errors import UsageError
 from netstorm.settings import Settings, child_environment
 
@@ -189,7 +188,7 @@ def launch(
         typer.Option(
             "--dashboard/--no-dashboard",
             help="Serve a page here that shows the job, and end it with the job. Default: if output is a "
-            "terminal, and the extra netstorm[dashboard] is installed; never with --join or --slurm.",
+            "terminal, or with --slurm, and the extra netstorm[dashboard] is installed; never with --join.",
             show_default=False,
         ),
     ] = None,
@@ -389,17 +388,19 @@ class LaunchArguments:
         return run_with_restarts(attempt, self.restarts if fewest is None else 0, console)
 
     def _has_dashboard(self) -> bool:
-        """Return whether to serve a page: by default for a person, who would see its address."""
-        possible = self.with_scheduler and not self.slurm
-        installed = all(find_spec(name) is not None for name in ("starlette", "uvicorn"))
+        """Return whether to serve a page: by default for a person, who would see its address.
+
+        A batch job's output is where its user looks for the address.
+        """
         if self.dashboard is None:
-            return possible and installed and not self.quiet and all(map(os.isatty, (1, 2)))
-        if self.dashboard and not possible:
+            seen = self.slurm or all(map(os.isatty, (1, 2)))
+            return self.with_scheduler and has_dashboard() and seen and not self.quiet
+        if self.dashboard and not self.with_scheduler:
             raise UsageError(
-                "--dashboard goes with neither --join nor --slurm; of other schedulers: "
+                "--dashboard does not go with --join; of other schedulers: "
                 "netstorm dashboard --scheduler HOST:PORT"
             )
-        if self.dashboard and not installed:
+        if self.dashboard and not has_dashboard():
             raise UsageError("--dashboard needs Starlette and uvicorn: pip install 'netstorm[dashboard]'")
         return self.dashboard
 

@@ -20,10 +20,10 @@ from netstorm.cli.launch.variables import (
     RESERVED,
     Master,
     given_or,
-    port_beside,
     variables_of_nodes,
 )
 from netstorm.errors import UsageError
+from netstorm.launchers import port_beside
 from netstorm.settings import FOREIGN_VARIABLES, child_environment, declarations
 from netstorm.topology.files import MAX_NODES
 
@@ -180,7 +180,7 @@ def _master(by_rank: Sequence[Placement], variables: Mapping[str, str], schedule
     address = first.address or _without_user(first.host)
     if _is_loopback(address) and elsewhere and "MASTER_ADDR" not in variables:
         return None
-    return given_or(variables, Master(address=address, port=port_beside(scheduler_port, fresh_host=False)))
+    return given_or(variables, Master(address=address, port=port_beside(scheduler_port)))
 
 
 def _without_user(host: str) -> str:

@@ -20,8 +20,8 @@ from netstorm.cli.launch.variables import (
     Master,
     free_port,
     given_or,
-    port_beside,
     threads_each,
+    usual_port,
     variables_of_nodes,
 )
 from netstorm.errors import UsageError
@@ -238,7 +238,7 @@ def wan_job(
 
     def nodes(chosen_port: int | None) -> list[Process]:
         scheduler_port = chosen_port or port or None
-        torch_port = port_beside(scheduler_port, fresh_host=True)  # rank 0 is alone in its namespace
+        torch_port = usual_port(scheduler_port)  # rank 0 is alone in its namespace
         master = given_or(environment, Master(address=addresses[0], port=torch_port))
         variables = variables_of_nodes(addresses, sites, scheduler=host, port=scheduler_port, master=master)
         return [

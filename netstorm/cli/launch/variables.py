@@ -30,8 +30,8 @@ __all__ = [
     "given_or",
     "hold_key",
     "is_free",
-    "port_beside",
     "threads_each",
+    "usual_port",
     "variables_of_nodes",
 ]
 
@@ -66,10 +66,6 @@ _USUAL_PORT: Final = 29500
 """PyTorch's own default."""
 _FREE_PORTS: Final = range(20_000, 32_768)
 """Below the range from which Linux gives a port to any connection, at any time."""
-_BESIDE: Final = 1000
-"""From the scheduler's port to PyTorch's on hosts where nothing can be tried beforehand. Not 1 or 2, because
-schedulers on one host tend to have neighbouring ports.
-"""
 _ATTEMPTS: Final = 200
 
 
@@ -103,17 +99,9 @@ def given_or(environment: Mapping[str, str], master: Master) -> Master:
     )
 
 
-def port_beside(scheduler_port: int | None, *, fresh_host: bool) -> int:
-    """Return a port for rank 0 on a host where nothing can be tried beforehand.
-
-    Args:
-        scheduler_port: the scheduler's, perhaps on the same host; None: one that the system chooses.
-        fresh_host: whether only this job is there; else the port differs from scheduler to scheduler.
-    """
-    if fresh_host:
-        return _USUAL_PORT + (scheduler_port == _USUAL_PORT)
-    assert scheduler_port is not None
-    return scheduler_port + (_BESIDE if scheduler_port + _BESIDE <= 65535 else -_BESIDE)
+def usual_port(scheduler_port: int | None) -> int:
+    """Return a port for rank 0 on a host of this job alone, where the scheduler may have its own."""
+    return _USUAL_PORT + (scheduler_port == _USUAL_PORT)
 
 
 def free_port() -> int:

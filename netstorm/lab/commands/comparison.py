@@ -23,6 +23,7 @@ from netstorm.topology.resources import Floats, Optimum, Resources, fluid_time, 
 __all__ = [
     "ALL",
     "BASELINES",
+    "OBJECTIVES",
     "CodecPlan",
     "Comparison",
     "SchemeOutcome",
@@ -34,6 +35,7 @@ __all__ = [
 
 
 ALL: Final = "all"
+OBJECTIVES: Final = ("time", "money", "both")
 BASELINES: Final = ("star", "sharded")
 """Common today: a parameter server, and one that is spread over all nodes."""
 _AUTO: Final = "auto"
@@ -96,7 +98,8 @@ class Comparison:
     """By scheme; in the order of `SCHEMES`."""
     errors: dict[str, str]
     """By scheme that does not apply to this network: the reason."""
-    chosen: str
+    chosen: tuple[str, ...]
+    """One, or the fastest and the cheapest."""
 
     @property
     def has_prices(self) -> bool:
@@ -105,11 +108,7 @@ class Comparison:
 
     def front(self) -> list[str]:
         """Return the schemes of which no other is both faster and cheaper, the fastest first."""
-        found: list[str] = []
-        for name in sorted(self.outcomes, key=lambda name: _by_time(self.outcomes, name)):
-            if not found or self.outcomes[name].cost < _CHEAPER * self.outcomes[found[-1]].cost:
-                found.append(name)
-        return found
+        return _front(self.outcomes)
 
     @property
     def optimum_s(self) -> float:
@@ -154,17 +153,22 @@ def compare(
     options: Options,
     progress: Progress,
     *,
-    by_cost: bool = False,
+    objective: str = "time",
 ) -> Comparison:
-    """Form and predict the policies for `topology`, and choose one: of all the fastest, or the cheapest.
+    """Form and predict the policies for `topology`, and choose: of all the fastest, the cheapest, or both.
+
+    Args:
+        objective: one of `OBJECTIVES`.
 
     Raises:
         UsageError: an unknown scheme, or the one that was asked for does not apply to this network; or costs
             are to decide, and no link has a price.
     """
-    if by_cost and not any(link.price for link in network.links):
+    if objective not in OBJECTIVES:
+        raise UsageError(f"--objective {objective}: expected {', '.join(OBJECTIVES)}")
+    if objective != "time" and not any(link.price for link in network.links):
         raise UsageError(
-            "--objective money: no link of the network file has a price; expected some, such as "
+            f"--objective {objective}: no link of the network file has a price; expected some, such as "
             "price: 0.09/GB of a node or a link"
         )
     names = scheme_names(topology, custom=bool(options.custom))
@@ -199,24 +203,23 @@ def compare(
         bound=bound,
         outcomes=outcomes,
         errors=errors,
-        chosen=topology if topology != ALL else _cheapest(outcomes) if by_cost else _fastest(outcomes),
+        chosen=(topology,) if topology != ALL else _chosen(_front(outcomes), objective),
     )
 
 
-def _by_time(outcomes: dict[str, SchemeOutcome], name: str) -> tuple[float, bool]:
-    """Return the order of schemes by predicted time; of equals, auto is last."""
-    return outcomes[name].predicted_s, name == _AUTO
+def _front(outcomes: dict[str, SchemeOutcome]) -> list[str]:
+    """Return the schemes of which no other is both faster and cheaper, the fastest first."""
+    found: list[str] = []
+    # Of equals, auto is last.
+    for name in sorted(outcomes, key=lambda name: (outcomes[name].predicted_s, name == _AUTO)):
+        if not found or outcomes[name].cost < _CHEAPER * outcomes[found[-1]].cost:
+            found.append(name)
+    return found
 
 
-def _fastest(outcomes: dict[str, SchemeOutcome]) -> str:
-    """Return the scheme with the shortest predicted time."""
-    return min(outcomes, key=lambda name: _by_time(outcomes, name))
-
-
-def _cheapest(outcomes: dict[str, SchemeOutcome]) -> str:
-    """Return the fastest of the schemes whose rounds cost least."""
-    least = min(outcome.cost for outcome in outcomes.values())
-    return _fastest({name: outcome for name, outcome in outcomes.items() if outcome.cost * _CHEAPER <= least})
+def _chosen(front: list[str], objective: str) -> tuple[str, ...]:
+    ends = {"time": front[:1], "money": front[-1:], "both": [front[0], front[-1]]}
+    return tuple(dict.fromkeys(ends[objective]))
 
 
 def _outcome(name: str, network: Network, resources: Resources, options: Options) -> SchemeOutcome:
@@ -276,8 +279,8 @@ class CodecPlan:
 
 
 def plan_codec(comparison: Comparison, compute_s: float) -> CodecPlan:
-    """Return the first codec whose rounds under the chosen scheme take no longer than a step computes, else
-    the fastest.
+    """Return the first codec whose rounds under the first chosen scheme take no longer than a step computes,
+    else the fastest.
 
     Args:
         comparison: of the schemes. Of the predicted time, what latency takes stays, once for each round of a
@@ -285,7 +288,7 @@ def plan_codec(comparison: Comparison, compute_s: float) -> CodecPlan:
             square matrices.
         compute_s: seconds that a step computes between two rounds.
     """
-    predicted = comparison.outcomes[comparison.chosen].predicted_s
+    predicted = comparison.outcomes[comparison.chosen[0]].predicted_s
     fixed = min(predicted, latency_bound(comparison.network, 0))
     candidates = Candidates()
     shapes = [(max(1, math.isqrt(nbytes // 4)),) * 2 for nbytes in comparison.tensors]

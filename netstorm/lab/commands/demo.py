@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from netstorm.cli.support import exit_on_usage_error
+from netstorm.cli.support import exit_on_usage_error, has_dashboard
 from netstorm.lab.emulation.links import available_congestion_controls
 from netstorm.lab.emulation.namespaces import unmet_requirements
 
@@ -50,7 +49,7 @@ def demo(
     if "bbr" not in available_congestion_controls():
         missing.append("TCP's congestion control bbr (sudo modprobe tcp_bbr)")
     typer.echo(_LOOPBACK.format(missing="; ".join(missing)) if missing else _WAN)
-    if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
+    if not has_dashboard():
         typer.echo("A page shows a job like this one: pip install 'netstorm[dashboard]'")
     typer.echo(_NEXT + "\n")
     network = files / "demo.yaml"

@@ -57,7 +57,8 @@ def plan(
         str,
         typer.Option(
             metavar="WHAT",
-            help="What decides among all schemes: time, or money, by the prices of links in the file.",
+            help="What decides among all schemes: time; money, by the prices of links in the file; or both: "
+            "the fastest and the cheapest are shown.",
         ),
     ] = "time",
     compute: Annotated[
@@ -80,7 +81,7 @@ def plan(
 
     For each scheme it prints the time that a simulation of all chunks predicts, the speed-up over a parameter
     server (star) and over one that is spread over all nodes (sharded), and the fraction of the optimum in the
-    fluid model. Then it prints the bytes on each link, and the trees, of the chosen scheme.
+    fluid model. Then it prints the bytes on each link, and the trees, of the chosen scheme, or of both.
 
     The exit code is 2 if a file or an option is wrong.
     """
@@ -139,8 +140,6 @@ def _compare(
     from netstorm.units import parse_bytes
 
     scheme_names(topology, custom=bool(custom))  # report a wrong name first
-    if objective not in {"time", "money"}:
-        raise UsageError(f"--objective {objective}: expected time or money")
     options = Options(
         num_roots=roots,
         hub=None if hub == -1 else Rank(hub),
@@ -150,7 +149,7 @@ def _compare(
         custom=custom,
     )
     with _progress() as step:
-        return compare(load_network(path), topology, options, step, by_cost=objective == "money")
+        return compare(load_network(path), topology, options, step, objective=objective)
 
 
 @contextmanager
@@ -189,7 +188,6 @@ _BUSY: Final = ((0.9, "bold red"), (0.6, "yellow"), (0.0, "green"))
 
 def to_json(comparison: Comparison, codecs: CodecPlan | None = None) -> dict[str, object]:
     """Return the comparison for JSON, in bytes and seconds."""
-    chosen = comparison.outcomes[comparison.chosen]
     return {
         "bytes": comparison.nbytes,
         "tensors": len(comparison.tensors),
@@ -208,11 +206,19 @@ def to_json(comparison: Comparison, codecs: CodecPlan | None = None) -> dict[str
         "schemes": {name: _scheme(comparison, name) for name in comparison.outcomes},
         "front": comparison.front() if comparison.has_prices else None,
         "not_applicable": comparison.errors,
-        "chosen": comparison.chosen,
-        "reason": chosen.policy.reason,
+        **_choice(comparison, comparison.chosen[0]),
+        "cheapest": _choice(comparison, comparison.chosen[1]) if comparison.chosen[1:] else None,
         "codecs": None
         if codecs is None
         else {"compute_s": codecs.compute_s, "times_s": codecs.times, "chosen": codecs.chosen},
+    }
+
+
+def _choice(comparison: Comparison, name: str) -> dict[str, object]:
+    outcome = comparison.outcomes[name]
+    return {
+        "chosen": name,
+        "reason": outcome.policy.reason,
         "trees": [
             {
                 "share": share,
@@ -220,7 +226,7 @@ def to_json(comparison: Comparison, codecs: CodecPlan | None = None) -> dict[str
                 "reduce_parent": tree.reduce_parent,
                 "broadcast_parent": tree.broadcast_parent,
             }
-            for share, tree in _by_share(chosen)
+            for share, tree in _by_share(outcome)
         ],
     }
 
@@ -241,7 +247,7 @@ def _scheme(comparison: Comparison, name: str) -> dict[str, object]:
 
 
 def print_comparison(comparison: Comparison, console: Console, codecs: CodecPlan | None = None) -> None:
-    """Print the schemes, the codec if one was asked for, the chosen scheme's links, and its trees."""
+    """Print the schemes, the codec if one was asked for, and links and trees of each that is chosen."""
     network = comparison.network
     count = len(comparison.tensors)
     console.print(
@@ -260,19 +266,29 @@ def print_comparison(comparison: Comparison, console: Console, codecs: CodecPlan
         front = [(name, comparison.outcomes[name]) for name in comparison.front()]
         texts = [f"{name} ({time_text(one.predicted_s)}, {one.cost:.3g})" for name, one in front]
         console.print(f"none is both faster and cheaper than {', '.join(texts)}", highlight=False)
-    chosen = comparison.outcomes[comparison.chosen]
     console.print()
-    console.print(Text.assemble("chosen: ", (comparison.chosen, "bold green"), f" ({chosen.policy.reason})"))
+    chosen = [(name, comparison.outcomes[name]) for name in comparison.chosen]
+    titles = ("fastest", "cheapest") if chosen[1:] else ("chosen",)
+    for title, (name, outcome) in zip(titles, chosen, strict=True):
+        console.print(Text.assemble(f"{title}: ", (name, "bold green"), f" ({outcome.policy.reason})"))
+    if chosen[1:]:
+        (_, fast), (_, cheap) = chosen
+        longer, saved = cheap.predicted_s / fast.predicted_s, 1 - cheap.cost / fast.cost
+        text = f"the cheapest takes {longer:.2f} × as long and costs {saved:.0%} less"
+        console.print(text, highlight=False)
     if codecs is not None:
         times = ", ".join(f"{name} {time_text(seconds)}" for name, seconds in codecs.times.items())
         fits = codecs.times[codecs.chosen] <= codecs.compute_s
         why = "which takes no longer" if fits else "the fastest, since all take longer"
         text = f" ({why}). A step computes for {time_text(codecs.compute_s)}; its sums take: {times}"
         console.print(Text.assemble("compression: ", (codecs.chosen, "bold green"), text))
-    console.print()
-    _print_links(comparison.network, chosen, console)
-    console.print()
-    _print_trees(comparison.network, chosen, console)
+    for name, outcome in chosen:
+        console.print()
+        if chosen[1:]:
+            console.print(f"[bold green]{name}[/]:")
+        _print_links(network, outcome, console)
+        console.print()
+        _print_trees(network, outcome, console)
 
 
 def _schemes(comparison: Comparison) -> Table:
@@ -298,7 +314,7 @@ def _schemes(comparison: Comparison) -> Table:
             time_text(outcome.fluid_s),
             f"{comparison.of_optimum(name):.0%}",
             f"{outcome.cost:.3g}" if comparison.has_prices else time_text(outcome.formation_s),
-            style="bold green" if name == comparison.chosen else "",
+            style="bold green" if name in comparison.chosen else "",
         )
     return table
 

@@ -55,12 +55,14 @@ def plot_comparison(comparison: Comparison, path: Path, *, title: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    figure = Figure(figsize=(17, 7.5), dpi=110, layout="constrained")
+    count = len(comparison.chosen)
+    figure = Figure(figsize=(11 + 6 * count, 7.5), dpi=110, layout="constrained")
     figure.suptitle(_heading(comparison, title), fontsize=14)
-    network, chosen, schemes = figure.subplots(1, 3, width_ratios=(1.05, 1.05, 0.85))
+    network, *chosen, schemes = figure.subplots(1, 2 + count, width_ratios=(1.05, *[1.05] * count, 0.85))
     where = places(comparison.network)
     _draw_network(network, comparison.network, where)
-    _draw_chosen(chosen, comparison, where)
+    for axes, name in zip(chosen, comparison.chosen, strict=True):
+        _draw_chosen(axes, comparison, name, where)
     _draw_schemes(schemes, comparison)
     try:
         figure.savefig(path)
@@ -69,12 +71,11 @@ def plot_comparison(comparison: Comparison, path: Path, *, title: str) -> None:
 
 
 def _heading(comparison: Comparison, title: str) -> str:
-    chosen = comparison.outcomes[comparison.chosen]
-    faster = comparison.speedup("star", comparison.chosen)
-    return (
-        f"{title} ({size_text(comparison.nbytes)}): {comparison.chosen} takes {time_text(chosen.predicted_s)}"
-        + (f", {faster:.1f} times as fast as a parameter server" if faster is not None else "")
-    )
+    name = comparison.chosen[0]
+    took = time_text(comparison.outcomes[name].predicted_s)
+    faster = comparison.speedup("star", name)
+    than = f", {faster:.1f} times as fast as a parameter server" if faster is not None else ""
+    return f"{title} ({size_text(comparison.nbytes)}): {name} takes {took}{than}"
 
 
 def _draw_network(axes: Axes, network: Network, where: Places) -> None:
@@ -119,8 +120,8 @@ def _label_rate(axes: Axes, where: Places, link: Link) -> None:
               path_effects=_HALO, zorder=4)  # fmt: skip
 
 
-def _draw_chosen(axes: Axes, comparison: Comparison, where: Places) -> None:
-    outcome = comparison.outcomes[comparison.chosen]
+def _draw_chosen(axes: Axes, comparison: Comparison, name: str, where: Places) -> None:
+    outcome = comparison.outcomes[name]
     uses = [use for use in outcome.uses if use.ends is not None]
     most = max((use.nbytes for use in uses), default=0.0) or 1.0
     colours = ScalarMappable(Normalize(0, 1), _BUSY)
@@ -140,8 +141,7 @@ def _draw_chosen(axes: Axes, comparison: Comparison, where: Places) -> None:
     sent = "its tree sends" if count == 1 else f"its {count} trees send"
     _finish(
         axes,
-        f"{comparison.chosen}: what {sent} over each link\n"
-        f"width: bytes, at most {size_text(most)}; dark nodes: roots",
+        f"{name}: what {sent} over each link\nwidth: bytes, at most {size_text(most)}; dark nodes: roots",
     )
     bar = axes.figure.colorbar(colours, ax=axes, orientation="horizontal", shrink=0.6, pad=0.02, aspect=40)
     bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda part, _: f"{part:.0%} busy"))
@@ -235,18 +235,18 @@ def _draw_schemes(axes: Axes, comparison: Comparison) -> None:
     outcomes = comparison.outcomes
     names = sorted(outcomes, key=lambda name: -outcomes[name].predicted_s)
     # What is many times slower than the parameter servers of today would leave no room for the others.
-    shown = [outcomes[name].predicted_s for name in (*BASELINES, comparison.chosen) if name in outcomes]
+    shown = [outcomes[name].predicted_s for name in (*BASELINES, *comparison.chosen) if name in outcomes]
     limit = 1.15 * max(shown) or 1.0
     left = 0.015 * limit
     for place, name in enumerate(names):
         outcome = outcomes[name]
-        colour = _CHOSEN if name == comparison.chosen else _OTHER
+        colour = _CHOSEN if name in comparison.chosen else _OTHER
         axes.barh(place, min(outcome.predicted_s, limit), height=0.7, color=colour, alpha=0.55)
         axes.barh(place, min(outcome.fluid_s, limit), height=0.3, color=colour)
         off = " →" if outcome.predicted_s > limit else ""
         took = f"{time_text(outcome.predicted_s)}{off}"
         text = f"{name}   {took},  {comparison.of_optimum(name):.0%} of the optimum"
-        weight = "bold" if name == comparison.chosen else "normal"
+        weight = "bold" if name in comparison.chosen else "normal"
         axes.text(
             left, place + 0.4, text, va="bottom", fontsize=9, weight=weight, path_effects=_HALO, zorder=4
         )

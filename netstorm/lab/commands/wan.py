@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from netstorm.cli.support import exit_on_usage_error
+from netstorm.cli.support import check_job, exit_on_usage_error
 from netstorm.errors import UsageError
 from netstorm.lab.emulation.check import LinkCheck
 from netstorm.lab.emulation.messages import NetworkReport
@@ -236,8 +236,7 @@ def record(
         names = sorted({status.job for status in statuses})
         if job is None and len(names) > 1:
             raise UsageError(f"{recording} has {len(names)} jobs: {', '.join(names)}; say which: --job NAME")
-        if job is not None and job not in names:
-            raise UsageError(f"--job {job}: no such job in {recording}; there are: {', '.join(names)}")
+        check_job(job, names, f"in {recording}")
         network = recorded_network(status for status in statuses if job in {None, status.job})
         try:
             with output.open("x") as file:

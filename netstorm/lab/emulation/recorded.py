@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, overload
+from typing import Final
 
 from netstorm.errors import UsageError
 from netstorm.scheduler.status import JobStatus, NodeView
 from netstorm.topology.network import Change, Link, Network, Node, Rank
+from netstorm.units import rounded
 
 __all__ = ["recorded_network"]
 
@@ -47,7 +48,7 @@ def recorded_network(statuses: Iterable[JobStatus]) -> Network:
             if not link.measured or not link.rate:
                 continue
             ends = (link.source, link.target)
-            found = (_digits(link.rate), round(link.latency_s or 0.0, 6))
+            found = (rounded(link.rate), round(link.latency_s or 0.0, 6))
             if ends not in first:
                 first[ends] = now[ends] = found
             elif status.time > begin and _differs(found, now[ends]):
@@ -76,8 +77,8 @@ def recorded_network(statuses: Iterable[JobStatus]) -> Network:
             Node(
                 rank=Rank(rank),
                 site=nodes[rank].site,
-                egress=_digits(nodes[rank].egress),
-                ingress=_digits(nodes[rank].ingress),
+                egress=rounded(nodes[rank].egress),
+                ingress=rounded(nodes[rank].ingress),
             )
             for rank in range(size)
         ),
@@ -94,15 +95,6 @@ def recorded_network(statuses: Iterable[JobStatus]) -> Network:
             f"{list(parts[1])}: record for longer, while the job trains"
         )
     return network
-
-
-@overload
-def _digits(rate: float) -> float: ...
-@overload
-def _digits(rate: None) -> None: ...
-def _digits(rate: float | None) -> float | None:
-    """Return a rate with no more digits than a measurement has."""
-    return None if rate is None else float(f"{rate:.4g}")
 
 
 def _differs(found: tuple[float, float], before: tuple[float, float]) -> bool:

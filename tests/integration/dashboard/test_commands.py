@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -123,7 +124,21 @@ def test_without_a_terminal_there_is_none_unless_it_is_asked_for(tmp_path):
     elsewhere = ("--dashboard", "-n", "1", "--join", "127.0.0.1:1", "--job", "a")
     refused = run_netstorm(tmp_path, "launch", *elsewhere, "--", "true")
     assert refused.code == 2
-    assert "--dashboard goes with neither --join nor --slurm" in refused.err
+    assert "--dashboard does not go with --join" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("variables", "jump"),
+    [({"SSH_CONNECTION": "203.0.113.1 1 203.0.113.2 22"}, ""), ({"SLURM_SUBMIT_HOST": "login"}, " -J login")],
+)
+def test_who_is_at_another_machine_is_told_how_ssh_reaches_the_page(tmp_path, monkeypatch, variables, jump):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    top = shlex.join([sys.executable, "-c", "import time; time.sleep(600)"])
+    with dashboard(tmp_path, "--through", top) as address:
+        port = re.findall(r":(\d+)/", address)[0]
+        way = f"ssh -N -L {port}:127.0.0.1:{port}{jump} {os.uname().nodename}"
+        wait_for(lambda: way in (tmp_path / "dashboard.out").read_text(), way)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from tests.integration.docs.pages import ROOT, Block, blocks
 from tests.integration.jobs import run_netstorm
 
 _OTHERS: Final = frozenset((
-    "apt-get", "bash", "cd", "chmod", "cp", "curl", "cut", "exec", "git", "hostname", "jupyter", "kubectl",
-    "mkdir", "openssl", "ping", "pip", "printf", "rm", "salloc", "sbatch", "scp", "ssh", "srun",
+    "apt-get", "bash", "cd", "chmod", "cp", "curl", "cut", "exec", "git", "helm", "hostname", "jupyter",
+    "kubectl", "mkdir", "openssl", "ping", "pip", "printf", "rm", "salloc", "sbatch", "scp", "ssh", "srun",
     "systemctl", "tc", "torchrun", "umask", "wait",
 ))  # fmt: skip
 """Programs that are not ours: nothing is checked of them but where they run ours."""

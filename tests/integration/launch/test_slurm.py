@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -12,11 +13,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.integration.dashboard.chromium import first_update
 from tests.integration.forking import ROOT
 from tests.integration.jobs import PYTHONPATH, free_port
 
@@ -210,8 +213,18 @@ def test_a_rank_that_fails_fails_the_job_and_its_host_is_named(cluster: Cluster)
     assert "rank 1 on 127.0.0.2 failed with exit code 1: disk full" in out
 
 
-def test_no_process_of_a_cancelled_job_is_left(cluster: Cluster) -> None:
+def test_a_jobs_page_is_on_its_first_node_and_no_process_of_a_cancelled_job_is_left(cluster: Cluster) -> None:
     job = cluster.submit(TRAIN.replace("asked.append(True)", "None"), "100000")
     cluster.until(lambda: all((cluster.folder / f"step-{rank}").exists() for rank in range(3)), "steps")
+    if find_spec("uvicorn") is not None:
+        printed = re.compile(
+            r"\[dashboard\] netstorm dashboard: (http://127.0.0.1:(\d+)/\?token=\S+)\n"
+            r".*from another machine first: ssh -N -L (\d+):127.0.0.1:\3 \S+\n"
+        )
+        cluster.until(lambda: printed.search(cluster.log()) is not None, "the address of the page")
+        found = printed.search(cluster.log())
+        assert found is not None
+        assert found[2] == found[3]
+        assert len(first_update(found[1])["frame"]["nodes"]) == 3
     cluster.said("scancel", job)
     assert cluster.ended(job)[0].startswith("CANCELLED")

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.cli.launch.variables import Master, given_or, port_beside, variables_of_nodes
+from netstorm.cli.launch.variables import Master, given_or, usual_port, variables_of_nodes
+from netstorm.launchers import port_beside
 
 
 def of_nodes(hosts, master=None):
@@ -35,8 +36,13 @@ def test_what_the_user_sets_is_kept_and_the_rest_found():
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "fresh", "port"),
-    [(None, True, 29_500), (29_500, True, 29_501), (9091, False, 10_091), (65_535, False, 64_535)],
+    ("choose", "scheduler", "port"),
+    [
+        (usual_port, None, 29_500),
+        (usual_port, 29_500, 29_501),
+        (port_beside, 9091, 10_091),
+        (port_beside, 65_535, 64_535),
+    ],
 )
-def test_pytorchs_port_is_never_the_schedulers(scheduler, fresh, port):
-    assert port_beside(scheduler, fresh_host=fresh) == port
+def test_pytorchs_port_is_never_the_schedulers(choose, scheduler, port):
+    assert choose(scheduler) == port

@@ -217,7 +217,8 @@ def test_the_mildest_codec_that_keeps_up_with_a_steps_computation_is_named(
     assert times == sorted(times, reverse=True)
 
 
-def test_costs_follow_from_prices_and_decide_if_asked_to(tmp_path: Path):
+@pytest.fixture
+def priced(tmp_path: Path) -> str:
     """Of a triangle one link is fast and dear: the fastest policy uses it, the cheapest does not."""
     path = tmp_path / "priced.yaml"
     path.write_text(
@@ -226,14 +227,18 @@ def test_costs_follow_from_prices_and_decide_if_asked_to(tmp_path: Path):
         "  - {between: [0, 2], rate: 10Mbit, price: 0.01/GB}\n"
         "  - {between: [1, 2], rate: 10Mbit, price: 0.01/GB}\n"
     )
-    by_time = planned(str(path), "--model", "10MB")
-    by_money = planned(str(path), "--model", "10MB", "--objective", "money")
+    return str(path)
+
+
+def test_costs_follow_from_prices_and_decide_if_asked_to(priced: str):
+    by_time = planned(priced, "--model", "10MB")
+    by_money = planned(priced, "--model", "10MB", "--objective", "money")
     assert by_money["schemes"]["cheapest"]["cost"] == pytest.approx(4 * 0.01 * 0.01, rel=1e-3)
     assert by_money["schemes"][by_money["chosen"]]["cost"] == pytest.approx(4 * 0.01 * 0.01, rel=1e-3)
     assert by_time["schemes"][by_time["chosen"]]["cost"] > 0.005
     assert by_time["front"] == by_money["front"]
     assert by_time["front"][0] == by_time["chosen"]
-    shown = run(str(path), "--model", "10MB")
+    shown = run(priced, "--model", "10MB")
     assert "none is both faster and cheaper than" in shown.stdout
 
 
@@ -254,7 +259,35 @@ def test_published_prices_decide(file: str, for_a_gb: float):
     assert found["schemes"]["sharded"]["cost"] > 1.1 * found["schemes"]["cheapest"]["cost"]
 
 
-@pytest.mark.parametrize("objective", ["both", "money"])
+def test_both_ends_of_the_front_are_shown_and_drawn_if_both_are_to_decide(priced: str, tmp_path: Path):
+    arguments = (priced, "--model", "10MB", "--objective")
+    by_time, by_money, both = (planned(*arguments, word) for word in ("time", "money", "both"))
+    assert by_time["chosen"] != by_money["chosen"]
+    assert [both["chosen"], both["trees"]] == [by_time["chosen"], by_time["trees"]]
+    assert both["cheapest"] == {name: by_money[name] for name in ("chosen", "reason", "trees")}
+    assert by_time["cheapest"] is by_money["cheapest"] is None
+    shown = run(*arguments, "both", "--plot", str(tmp_path / "both.svg")).stdout
+    assert f"fastest: {by_time['chosen']} (" in shown
+    assert f"cheapest: {by_money['chosen']} (" in shown
+    longer = by_money["schemes"][by_money["chosen"]]["predicted_s"]
+    longer /= by_time["schemes"][by_time["chosen"]]["predicted_s"]
+    assert f"the cheapest takes {longer:.2f} " in shown
+    assert shown.count("MB from (rows) to (columns)") == 2
+    (drawn,) = tmp_path.glob("*.svg")
+    assert f"<!-- {by_money['chosen']}: what its tree sends over each link -->" in drawn.read_text()
+
+
+def test_a_scheme_that_is_both_fastest_and_cheapest_is_shown_once(tmp_path: Path):
+    path = tmp_path / "pair.yaml"
+    path.write_text("nodes: {0: {}, 1: {}}\nlinks: [{between: [0, 1], rate: 10Mbit, price: 1/GB}]\n")
+    found = planned(str(path), "--model", "10MB", "--objective", "both")
+    assert found["front"] == [found["chosen"]]
+    assert found["cheapest"] is None
+    shown = run(str(path), "--model", "10MB", "--objective", "both").stdout
+    assert f"chosen: {found['chosen']} (" in shown
+
+
+@pytest.mark.parametrize("objective", ["both", "money", "fame"])
 def test_an_objective_that_is_none_or_needs_prices_is_named(objective: str):
     done = run(INTERNET2, "--objective", objective)
     assert done.exit_code == 2
