@@ -777,6 +777,8 @@ class Limits:
     """Most processes that wait to be admitted."""
     sessions: int = 16_384
     """Most sessions that other processes may open."""
+    reserved: int = 0
+    """Most connections of others that may wait for a session which is to come (`Reserve`)."""
 
 
 class LinkCounters:
