@@ -300,7 +300,9 @@ class Endpoint:
             message = header.message
             if session is None:
                 if isinstance(message, m.Hello) and event.connection < 0:
-                    self._reserved.discard(event.connection)
+                    if event.connection in self._reserved:
+                        self._reserved.discard(event.connection)
+                        self.counters.add("reserved_used")
                     self._accept(event.connection, message, now, event.user)
                 elif isinstance(message, m.Reserve) and event.connection < 0:
                     self._reserve(event.connection, now)
@@ -549,6 +551,7 @@ class Endpoint:
             self._sessions.released.append(connection)
             return
         self._reserved.add(connection)
+        self.counters.add("reserved")
         self._sessions.admitted.append(connection)
 
     def _refuse_other_protocol(self, hello: Received, error: OtherProtocol, now: float) -> None:
