@@ -274,7 +274,7 @@ def test_handles_are_made_under_the_jobs_key_and_a_number_is_used_once(ranks: Ra
 
 
 def far_apart(hosts: list[tuple[str, str]]) -> list[int]:
-    """Return over how many connections that were there others have come to this process's scheduler, by view."""
+    """Return over how many connections that were there others came to this scheduler, up to each view."""
     number = int(os.environ["RANK"])
     namespace, os.environ["DMLC_NODE_HOST"] = hosts[number]
     used = []
