@@ -206,7 +206,7 @@ class Endpoint:
         if session is not None:
             session.host, session.port = instruction.host, instruction.port
             return
-        self._sessions.opened[peer] = OpenedSession(
+        opened = self._sessions.opened[peer] = OpenedSession(
             self._sessions,
             peer,
             self._random.getrandbits(63),
@@ -215,6 +215,9 @@ class Endpoint:
             host=instruction.host,
             port=instruction.port,
         )
+        if instruction.at_once:
+            opened.connect(now)
+            self._sessions.dirty[opened] = None
 
     def send(self, instruction: Send, now: float) -> None:
         """Send a message to a peer over the session with it."""

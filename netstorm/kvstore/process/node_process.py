@@ -112,6 +112,7 @@ class NodeProcess:
                     framework=framework,
                     machine=machine_number(),
                     most_forwarded=memory_bytes() // _FORWARDED,
+                    connects_at_once=ahead is not None,
                 ),
                 now=clock.monotonic(),
                 counters=counters,
