@@ -99,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         f"{job.backend}: {job.nodes} ranks reconfigured in {_text(later, round_trip_ms)}, with "
         f"{statistics.median(cpu[1:]):.0f} ms of processor time; the first sum then took "
-        f"{_text(sums, round_trip_ms)}; the first view, with all imports, took {_text([first], round_trip_ms)}; "
-        f"medians of {job.rounds} rounds"
+        f"{_text(sums, round_trip_ms)}; medians of {job.rounds} rounds. The first view, with all imports, "
+        f"took {_text([first], round_trip_ms)}"
     )
     return 0
 

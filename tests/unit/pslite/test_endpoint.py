@@ -35,6 +35,7 @@ from netstorm.pslite.machine import (
     Bounded,
     Call,
     Charge,
+    Connect,
     ForwardedBytes,
     Inquire,
     NotYet,
@@ -332,6 +333,19 @@ def test_to_connect_twice_changes_the_address_and_not_the_session():
     assert there.machine.numbers() == [0]
     assert here.machine.lost == []
     assert other.machine.got == []
+
+
+@pytest.mark.parametrize(("at_once", "one_ways"), [(True, 1), (False, 5)])
+def test_a_first_message_waits_for_no_greeting_if_its_sender_has_connected_at_once(at_once, one_ways):
+    world = World(2, delay_s=0.1)
+    here, there = world.processes
+    here.machine.instructions.append(Connect(peer=Peer(1), host=there.host, port=there.port, at_once=at_once))
+    world.run(1)
+    assert (Peer(1), True) in here.endpoint.links()
+    began = world.now
+    here.send(there, part(0))
+    assert world.run_until(lambda: there.machine.got, 1)
+    assert world.now - began == pytest.approx(0.1 * one_ways, rel=0.01)
 
 
 # -------------------------------------------------------------------------------------------------- datagrams
