@@ -200,14 +200,14 @@ def reserve(process, connection):
 
 def shut_down_by(process, monkeypatch):
     """Return what a process shuts down from now on: connections, and why."""
-    refused = {}
+    refused: dict[Connection, str] = {}
     monkeypatch.setattr(process.van, "refuse", refused.__setitem__)
     return refused
 
 
 def test_a_connection_that_was_opened_ahead_waits_for_its_hello(monkeypatch):
     process = World(2, limits=Limits(reserved=1)).processes[1]
-    admitted = []
+    admitted: list[Connection] = []
     monkeypatch.setattr(process.van, "admit", admitted.append)
     reserve(process, STRANGER)
     assert admitted == [STRANGER], "or it would be shut down, since no message comes"
@@ -240,7 +240,8 @@ def test_nothing_but_hello_follows_on_a_connection_that_waits(monkeypatch):
 
 def test_connections_that_wait_are_bounded_and_one_that_ends_makes_room(monkeypatch):
     process = World(2, limits=Limits(reserved=2)).processes[1]
-    admitted, closed = [], []
+    admitted: list[Connection] = []
+    closed: list[Connection] = []
     monkeypatch.setattr(process.van, "admit", admitted.append)
     monkeypatch.setattr(process.van, "close", closed.append)
     one, two, three, four = (Connection(-number) for number in (1, 2, 3, 4))
