@@ -6,13 +6,15 @@
     sudo python benchmarks/torch_reconfigure.py --nodes 3 --round-trip 0.2    # each rank on a host of its own
 
 All ranks enter a view with the ranks in another order, at once. A round is as long as its slowest rank; a
-small all-reduce checks the view. Processor time, of all ranks, is the same on a machine that is busy.
+small all-reduce checks the view. Processor time, of all ranks, is the same on a machine that is busy. Between
+rounds ranks wait for as long as a few steps of training take: then members connect ahead.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import multiprocessing
 import os
 import statistics
@@ -48,9 +50,11 @@ class _Job:
     nodes: int
     rounds: int
     barrier: Barrier
-    answers: SimpleQueue[list[tuple[float, float]]]
+    answers: SimpleQueue[list[tuple[float, float, float]]]
     hosts: tuple[tuple[str, str], ...]
     """Of each rank: namespace and address; none: all are on this machine."""
+    pause_s: float
+    """Between two rounds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             barrier=spawned.Barrier(options.nodes),
             answers=spawned.SimpleQueue(),
             hosts=hosts,
+            pause_s=6 * (options.round_trip or 0.0),
         )
         ranks = [spawned.Process(target=_run, args=(rank, job)) for rank in range(job.nodes)]
         for rank in ranks:
@@ -88,13 +93,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds = list(zip(*of_ranks, strict=True))
     wall = [max(times[0] for times in one) * 1e3 for one in rounds]
     cpu = [sum(times[1] for times in one) * 1e3 for one in rounds]
+    first, later = wall[0], wall[1:]
+    sums = [max(times[2] for times in one) * 1e3 for one in rounds[1:]]
+    round_trip_ms = (options.round_trip or math.inf) * 1e3
     print(
-        f"{job.backend}: {job.nodes} ranks reconfigured in {statistics.median(wall):.0f} ms "
-        f"({min(wall):.0f} to {max(wall):.0f}), with {statistics.median(cpu):.0f} ms of processor time; "
-        f"medians of {job.rounds} rounds"
-        + (f"; {statistics.median(wall) / 1e3 / options.round_trip:.1f} round trips" if hosts else "")
+        f"{job.backend}: {job.nodes} ranks reconfigured in {_text(later, round_trip_ms)}, with "
+        f"{statistics.median(cpu[1:]):.0f} ms of processor time; the first sum then took "
+        f"{_text(sums, round_trip_ms)}; medians of {job.rounds} rounds. The first view, with all imports, "
+        f"took {_text([first], round_trip_ms)}"
     )
     return 0
+
+
+def _text(times_ms: Sequence[float], round_trip_ms: float) -> str:
+    text = f"{statistics.median(times_ms):.0f} ms"
+    if len(times_ms) > 1:
+        text += f" ({min(times_ms):.0f} to {max(times_ms):.0f})"
+    trips = statistics.median(times_ms) / round_trip_ms
+    return f"{text}, {trips:.1f} round trips" if trips else text
 
 
 def _run(rank: int, job: _Job) -> None:
@@ -116,19 +132,21 @@ def _reconfigure_often(rank: int, job: _Job) -> None:
         job.backend, store=store, rank=rank, world_size=job.nodes, timeout=_TIMEOUT, **named
     )
     times = []
-    for number in range(job.rounds + 1):  # the first one imports
+    for number in range(job.rounds + 1):
         store.set(f"{number}/{rank}", handle())
         order = [(place + number) % job.nodes for place in range(job.nodes)]
         handles = [store.get(f"{number}/{each}").decode() for each in order]
         job.barrier.wait()
         began, cpu = time.perf_counter(), time.process_time()
         reconfigure(number, handles).wait()
-        times.append((time.perf_counter() - began, time.process_time() - cpu))
+        entered, used = time.perf_counter(), time.process_time() - cpu
         tensor = torch.ones(10)
         dist.all_reduce(tensor)
+        times.append((entered - began, used, time.perf_counter() - entered))
         assert tensor.tolist() == [job.nodes] * 10
         job.barrier.wait()
-    job.answers.put(times[1:])
+        time.sleep(job.pause_s)
+    job.answers.put(times)
     job.barrier.wait()
     dist.destroy_process_group()
 

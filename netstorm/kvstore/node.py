@@ -67,7 +67,7 @@ from netstorm.pslite.machine import (
     Send,
     WaitingBytes,
 )
-from netstorm.topology.policy import Policy
+from netstorm.topology.policy import Policy, receivers
 
 __all__ = ["GeneralNode", "NodeState"]
 
@@ -359,8 +359,12 @@ class GeneralNode:
                 absent = NodeLost(f"rank {member.rank} is not in the job: no node has come for it yet")
                 self.joined.point_to_point.departed(member.rank, absent)
         self._outbox.add(Become(rank=self.roster.rank))
+        soon = receivers(message.policy, message.rank) if self.options.connects_at_once else frozenset[int]()
         for member in self.roster.others():
-            self._outbox.add(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
+            at_once = member.rank in soon
+            self._outbox.add(
+                Connect(peer=Peer(member.rank), host=member.host, port=member.port, at_once=at_once)
+            )
         self._outbox.complete_all(self._waiting_to_join, None)
 
     def _begin_view(self, message: m.NewView) -> None:

@@ -51,6 +51,8 @@ class NodeOptions:
     link_retry_s: float = 30.0
     most_forwarded: int = 0
     """Bytes that wait to be forwarded for others; 0: `ForwardedBytes` decides."""
+    connects_at_once: bool = False
+    """To those to which it sends in trees, once it has joined; else with the first message to each."""
     meter: MeterOptions | None = None
     """How links are measured; None: not at all."""
     auxiliary: AuxiliaryOptions = field(default_factory=AuxiliaryOptions)
@@ -67,6 +69,7 @@ class NodeOptions:
         framework: str = "",
         machine: int = 0,
         most_forwarded: int = 0,
+        connects_at_once: bool = False,
     ) -> NodeOptions:
         """Return the options that the settings of a process ask for.
 
@@ -77,7 +80,7 @@ class NodeOptions:
             port: where this process listens; the settings may advertise another one.
             pid: of the process.
             framework: whose tensors the program sums.
-            machine, most_forwarded: see above.
+            machine, most_forwarded, connects_at_once: see above.
         """
         return cls(
             scheduler_host=scheduler,
@@ -94,6 +97,7 @@ class NodeOptions:
             framework=framework,
             machine=machine,
             most_forwarded=most_forwarded,
+            connects_at_once=connects_at_once,
             must_agree=explicit_job_settings(settings),
             join_timeout_s=settings.join_timeout_s,
             wait_timeout_s=settings.wait_timeout_s,

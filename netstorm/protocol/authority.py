@@ -83,6 +83,7 @@ AUTHORITY: Final[Mapping[type[m.Message], Authority]] = MappingProxyType(
         m.Nack: _session("it names a message of this session that is not acknowledged"),
         m.Query: _session("the session is open"),
         m.Goodbye: _session("it ends the sender's own session only"),
+        m.Reserve: _session("the receiver lets connections wait, and not too many; none has a session"),
         m.LaneOffer: _session("the length of its key; the receiver has lanes, and not too many"),
         m.LaneAnswer: _session("it answers an offer of this process, in this session, and the first time"),
         # ---------------------------------------------------------------------------------------- membership

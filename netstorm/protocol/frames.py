@@ -68,7 +68,7 @@ __all__ = [
 Buffer = Any
 """Anything with the buffer protocol, contiguous: bytes, a NumPy array, a ZeroMQ frame."""
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 """Raised by whoever changes a message: its fields, or what they mean. Processes of different versions refuse
 each other. `tests/unit/protocol/test_wire_digest.py` knows how the messages of this version look."""
 SPEAKS_VERSION: Final = "speaks NetStorm's protocol in version"
@@ -88,7 +88,7 @@ _REST: Final = struct.Struct("<IQq")
 
 _ANY_MESSAGE = (
     m.Hello | m.Welcome | m.Refused | m.Ack | m.Nack | m.Query | m.Goodbye
-    | m.LaneOffer | m.LaneAnswer
+    | m.Reserve | m.LaneOffer | m.LaneAnswer
     | m.Heartbeat | m.Waiting | m.Measured | m.NodeStatus
     | m.Part | m.Delivered
     | m.Join | m.Joined | m.RegisterKeys | m.KeysRegistered

@@ -93,6 +93,7 @@ __all__ = [
     "RegisterKeys",
     "Rejected",
     "ReplicaDigest",
+    "Reserve",
     "Resume",
     "Resumed",
     "RoundBegun",
@@ -239,6 +240,10 @@ class Query(SessionMessage, frozen=True, tag=6):
 
 class Goodbye(SessionMessage, frozen=True, tag=7):
     """The sender ends this session on purpose; silence from now on is no failure."""
+
+
+class Reserve(SessionMessage, frozen=True, tag=10):
+    """The first message on a connection that was opened ahead, in place of `Hello`, which may come later."""
 
 
 class LaneOffer(SessionMessage, frozen=True, tag=8):

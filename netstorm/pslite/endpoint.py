@@ -184,6 +184,8 @@ class Endpoint:
         """To be sent over connections that have no session, each in a version of the protocol."""
         self._pending: Final = PendingHellos(limits.pending_hellos)
         self._new_sessions: Final = NewSessions()
+        self._reserved: Final[set[Connection]] = set()
+        """Connections that others have opened for sessions to come."""
         self._refusals: Final = Drops(self.counters, counted_as="refused", what="refused a session")
 
     @property
@@ -204,7 +206,7 @@ class Endpoint:
         if session is not None:
             session.host, session.port = instruction.host, instruction.port
             return
-        self._sessions.opened[peer] = OpenedSession(
+        opened = self._sessions.opened[peer] = OpenedSession(
             self._sessions,
             peer,
             self._random.getrandbits(63),
@@ -213,6 +215,9 @@ class Endpoint:
             host=instruction.host,
             port=instruction.port,
         )
+        if instruction.at_once:
+            opened.connect(now)
+            self._sessions.dirty[opened] = None
 
     def send(self, instruction: Send, now: float) -> None:
         """Send a message to a peer over the session with it."""
@@ -298,7 +303,12 @@ class Endpoint:
             message = header.message
             if session is None:
                 if isinstance(message, m.Hello) and event.connection < 0:
+                    if event.connection in self._reserved:
+                        self._reserved.discard(event.connection)
+                        self.counters.add("reserved_used")
                     self._accept(event.connection, message, now, event.user)
+                elif isinstance(message, m.Reserve) and event.connection < 0:
+                    self._reserve(event.connection, now)
                 elif not self._sessions.was_released(event.connection):
                     raise ProtocolViolation(f"{type(message).__name__} on a connection without a session")
                 return True
@@ -326,6 +336,7 @@ class Endpoint:
         return True
 
     def _broken(self, event: Broken, now: float) -> None:
+        self._reserved.discard(event.connection)
         trial = self._trials.pop(event.connection, None)
         if trial is not None and event.refused:
             self.watched.refused(trial.inquiry.peer, event.reason, now)
@@ -528,6 +539,23 @@ class Endpoint:
         self._answers.append((connection, refusal, PROTOCOL_VERSION))
         self._sessions.released.append(connection)
         return None
+
+    def _reserve(self, connection: Connection, now: float) -> None:
+        """Let a connection wait for a session to come, if there is room; else its opener makes another one.
+
+        Raises:
+            ProtocolViolation: no connection waits here, or this one does already.
+        """
+        most = self._sessions.limits.reserved
+        if not most or connection in self._reserved:
+            raise ProtocolViolation("a Reserve where no connection waits, or for the second time")
+        if len(self._reserved) >= most:
+            self._refusals.note("reserved", f"connection {connection}", f"{most} wait already", now)
+            self._sessions.released.append(connection)
+            return
+        self._reserved.add(connection)
+        self.counters.add("reserved")
+        self._sessions.admitted.append(connection)
 
     def _refuse_other_protocol(self, hello: Received, error: OtherProtocol, now: float) -> None:
         """Answer the Hello of a process that speaks another version of the protocol, in that version: it

@@ -23,8 +23,9 @@ from netstorm import clock
 from netstorm.errors import Closed, SettingsError
 from netstorm.observe.log import Counters
 from netstorm.observe.trace import Trace
-from netstorm.protocol.frames import Peer
-from netstorm.pslite.admission import load_credentials
+from netstorm.protocol.frames import Peer, encode_body, seal
+from netstorm.protocol.messages import Reserve
+from netstorm.pslite.admission import Credentials, job_key_of, load_credentials
 from netstorm.pslite.datagram.lanes import LaneOptions, Lanes
 from netstorm.pslite.datagram.sockets import DatagramSockets
 from netstorm.pslite.endpoint import Endpoint, LoggedEndpoint, Stack
@@ -39,7 +40,7 @@ from netstorm.pslite.van import Van, progress_by_peer
 from netstorm.pslite.zeromq import ZmqVan
 from netstorm.settings import Settings
 
-__all__ = ["Ask", "Driver", "IoThread", "WatchingVan", "start_driver"]
+__all__ = ["Ask", "Driver", "IoThread", "VanAhead", "WatchingVan", "start_driver"]
 
 
 _log = logging.getLogger(__name__)
@@ -382,6 +383,8 @@ def start_driver(
     unmarked: tuple[str, int] | None = None,
     traffic: HostTraffic | None = None,
     lanes: LaneOptions | None = None,
+    reserved: int = 0,
+    van: ZmqVan | None = None,
 ) -> Driver[M]:
     """Listen, and start a machine.
 
@@ -400,20 +403,17 @@ def start_driver(
         unmarked: host and port to which packets are not marked.
         traffic: see `Endpoint`.
         lanes: how values that may be late go as datagrams; None: over sessions.
+        reserved: most connections of others that may wait for sessions to come.
+        van: one that was made ahead, with the same settings and counters (`VanAhead`); None: a new one.
 
     Raises:
         SettingsError: the address or port cannot be listened on, or there is no key for it.
     """
     credentials = load_credentials(settings, bind_host)
     keep_freed_memory()
-    van = ZmqVan(
-        max_message_bytes=settings.max_message_bytes,
-        link_timeout_s=settings.link_timeout_s,
-        counters=counters,
-        dscp=dscp,
-        unmarked=unmarked,
-        credentials=credentials,
-    )
+    if van is None:
+        van = _new_van(settings, counters, credentials, dscp)
+    van.unmarked = unmarked
     try:
         bound = van.bind(bind_host, port)
         machine = make_machine(bound)
@@ -433,6 +433,7 @@ def start_driver(
                 window_bytes=settings.window_bytes,
                 shallow_windows=bool(settings.loss_bound or settings.dgt),
                 sessions=most_sessions(),
+                reserved=reserved,
             ),
             rng=random.Random(incarnation),
             tokens=random.SystemRandom(),
@@ -460,3 +461,46 @@ def start_driver(
         van.shut(0.0)
         raise
     return Driver(machine, endpoint, thread, bound, van)
+
+
+def _new_van(settings: Settings, counters: Counters, credentials: Credentials | None, dscp: int) -> ZmqVan:
+    return ZmqVan(
+        max_message_bytes=settings.max_message_bytes,
+        link_timeout_s=settings.link_timeout_s,
+        counters=counters,
+        dscp=dscp,
+        credentials=credentials,
+    )
+
+
+class VanAhead:
+    """The van of a node that joins a job later, with connections to processes that may have its scheduler.
+
+    ZeroMQ's own thread makes them meanwhile: where round trips are long, that takes five of them, of TCP, of
+    ZeroMQ's greeting and of its encryption.
+
+    Attributes:
+        van: belongs to one thread at a time.
+        counters: of the node.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Begin without connections; `settings`: those that the node is going to have.
+
+        Raises:
+            SettingsError: a file of keys cannot be used.
+        """
+        self.counters: Final = Counters()
+        key = None if job_key_of(settings) is None else load_credentials(settings, "")
+        self.van: Final = _new_van(settings, self.counters, key, settings.dscp)
+
+    def connect(self, address: str, port: int) -> None:
+        """Connect to a numeric address, and say that a session follows later, or none."""
+        self.van.open_ahead(address, port, seal(_RESERVE, sequence=0, sent_at=0, payload_crc=None))
+
+    def close(self) -> None:
+        """Close the van, if no node has it. Twice does no harm."""
+        self.van.shut(0.0)
+
+
+_RESERVE: Final = encode_body(Reserve())

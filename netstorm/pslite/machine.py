@@ -62,6 +62,8 @@ class Connect:
     peer: Peer
     host: str
     port: int
+    at_once: bool = False
+    """Open the connection now: the first message will be soon, and need not wait for handshakes then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ class SessionState(enum.Enum):
 class Event(enum.Enum):
     """What can happen to a session."""
 
-    CONNECT = "first message"
+    CONNECT = "first message, or one is expected soon"
     RETRY = "time for another attempt"
     HELLO = "Hello on a new connection"
     WELCOME = "Welcome"
@@ -583,6 +583,10 @@ class OpenedSession(Session):
     def submit(self, message: SendQueueItem, now: float) -> None:
         """Queue a message, and connect if this is the first."""
         super().submit(message, now)
+        self.connect(now)
+
+    def connect(self, now: float) -> None:
+        """Connect, if there was no need to until now."""
         if self.state is SessionState.IDLE:
             self._transition(Event.CONNECT, now)
             self._connect(now)
@@ -777,6 +781,8 @@ class Limits:
     """Most processes that wait to be admitted."""
     sessions: int = 16_384
     """Most sessions that other processes may open."""
+    reserved: int = 0
+    """Most connections of others that may wait for a session which is to come (`Reserve`)."""
 
 
 class LinkCounters:

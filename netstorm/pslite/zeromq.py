@@ -68,6 +68,7 @@ class ZmqVan:
 
     Attributes:
         accepted: connections that others have opened.
+        unmarked: host and port to which packets are not marked.
     """
 
     def __init__(
@@ -87,14 +88,14 @@ class ZmqVan:
             link_timeout_s: sets ZeroMQ's own time-outs (`SocketOption`).
             counters: dropped messages are counted there.
             dscp: differentiated services code point of all packets; 0: none.
-            unmarked: host and port to which packets are not marked.
+            unmarked: see above.
             credentials: this process's keys; None: connections are plain.
 
         Raises:
             SettingsError: the allow list cannot be used.
         """
         admission = None if credentials is None else Admission(credentials)
-        self._unmarked: Final = unmarked
+        self.unmarked = unmarked
         self._marking: Final = marking(dscp)
         self._link_timeout_s: Final = link_timeout_s
         self._kernel_silence_s: Final = 3.0 * keepalive_s(link_timeout_s)
@@ -129,6 +130,8 @@ class ZmqVan:
         self._router: zmq.Socket[bytes] | None = None
         self._port = 0
         self._links: dict[Connection, ZmqLink] = {}
+        self._ahead: Final[dict[tuple[str, int], ZmqLink]] = {}
+        """Connections that were opened ahead, and have no number yet."""
         self._not_up: dict[Connection, ZmqLink] = {}
         self._written: dict[zmq.Socket[bytes], Connection | None] = {}
         """Sockets that were written to since they were last checked; None stands for the ROUTER."""
@@ -173,23 +176,17 @@ class ZmqVan:
         return self._port
 
     def open(self, connection: Connection, host: str, port: int) -> None:
-        """Begin to connect under a fresh identity. Frames may be handed over at once."""
+        """Begin to connect under a fresh identity. Frames may be handed over at once.
+
+        A connection that was opened ahead to this address is used instead, if it has not ended.
+        """
         self._check_open()
         if connection <= 0 or connection in self._links:
             raise UsageError(f"connection {connection} is not a new positive number")
-        socket_options, limit_s = self._opening, self._link_timeout_s
-        if (host, port) != self._unmarked:
-            socket_options += self._marking
+        options = self._opening if (host, port) == self.unmarked else (*self._opening, *self._marking)
+        ahead = self._take_ahead(host, port)
         try:
-            link = ZmqLink(
-                self._context,
-                socket_options,
-                connection,
-                host=host,
-                port=port,
-                limit_s=limit_s,
-                guard=self._guard,
-            )
+            link = ahead or self._new_link(connection, host, port, options)
         except zmq.ZMQError as error:  # no descriptors left
             reason = (
                 f"no socket to connect to {host_port(host, port)}: {error.strerror}; does `ulimit -n` allow "
@@ -197,15 +194,41 @@ class ZmqVan:
             )
             self._events.append(Broken(connection, reason))
             return
+        link.connection = connection
         self._links[connection] = self._not_up[connection] = link
         self._watch_socket(link.socket, connection)
         self._watch_fd(link.monitor, lambda: self._check_monitor(link))
+        if ahead is not None:
+            return
         try:
             self._connect(link, str(ipaddress.ip_address(host)))
         except ValueError:
             threading.Thread(
                 target=self._resolve, args=(link,), name=f"netstorm-dns-{host}", daemon=True
             ).start()
+
+    def open_ahead(self, address: str, port: int, header: bytes) -> None:
+        """Begin to connect to a numeric address for a later `open`, which then waits for no handshake.
+
+        Args:
+            address, port: of a process whose packets need no marks.
+            header: the message by which the other side knows what the connection is for.
+        """
+        self._check_open()
+        if (address, port) in self._ahead:
+            return
+        with contextlib.suppress(zmq.ZMQError):  # no descriptors left: `open` says so if it is needed
+            link = self._new_link(Connection(0), address, port, self._opening)
+            self._ahead[address, port] = link
+            link.pending = None
+            link.connect(address)
+            link.socket.send(header, _NOBLOCK)
+
+    def close_ahead(self) -> None:
+        """Close the connections that were opened ahead and not used."""
+        for link in self._ahead.values():
+            link.close(0)
+        self._ahead.clear()
 
     def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
         """Hand over a message without blocking; False: not taken, and the connection is or will be
@@ -332,6 +355,7 @@ class ZmqVan:
         self._descriptors.stop_waking()
         linger_ms = max(0, round(linger_s * 1000))
         self._pipes.close_all()
+        self.close_ahead()
         for link in list(self._links.values()):
             self._close_link(link, linger_ms)
         self._links.clear()
@@ -361,11 +385,33 @@ class ZmqVan:
         self._shut = True
         self._pipes.abandon()
         self.memory.close()
-        close_inherited(self._port, {(link.address, link.port) for link in self._links.values()})
+        links = (*self._links.values(), *self._ahead.values())
+        close_inherited(self._port, {(link.address, link.port) for link in links})
         self._descriptors.close()
         self.on_shut()
 
     # --------------------------------------------------------------------------------------------- connecting
+
+    def _new_link(
+        self, connection: Connection, host: str, port: int, options: Iterable[SocketOption]
+    ) -> ZmqLink:
+        return ZmqLink(
+            self._context,
+            options,
+            connection,
+            host=host,
+            port=port,
+            limit_s=self._link_timeout_s,
+            guard=self._guard,
+        )
+
+    def _take_ahead(self, host: str, port: int) -> ZmqLink | None:
+        """Return the connection that was opened ahead to an address; None: there is none that may be used."""
+        link = self._ahead.pop((host, port), None)
+        if link is not None and (link.read_monitor() is not None or link.is_overdue(clock.monotonic())):
+            link.close(0)
+            return None
+        return link
 
     def _connect(self, link: ZmqLink, address: str) -> None:
         link.connect(address)
@@ -532,7 +578,7 @@ class ZmqLink:
         Raises:
             zmq.ZMQError: there are no descriptors left.
         """
-        self.connection: Final = connection
+        self.connection = connection
         self.host: Final = host
         self.port: Final = port
         self._guard: Final = guard
@@ -577,6 +623,10 @@ class ZmqLink:
                 self._guard.mismatches.pop((self.host, self.port), None)
             elif event != zmq.EVENT_CLOSED or not self._connected:  # connecting has ended
                 return self._reason(event, value)
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether it has failed: it is not up, though it should be."""
+        return not self.up and now >= self.deadline
 
     def close(self, linger_ms: int) -> None:
         """Close both sockets."""

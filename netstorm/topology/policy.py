@@ -30,6 +30,7 @@ __all__ = [
     "owner_weights",
     "paths_from",
     "quantise",
+    "receivers",
     "staggered",
 ]
 
@@ -507,6 +508,12 @@ def owner_weights(policy: Policy) -> tuple[int, ...]:
         weights[tree.root] += weight
     divisor = math.gcd(*weights)
     return tuple(weight // divisor for weight in weights)
+
+
+def receivers(policy: Policy, rank: int) -> frozenset[int]:
+    """Return the ranks to which a rank sends in a policy's trees: its parents, and its children."""
+    parents = {tree.reduce_parent[rank] for tree in policy.trees} - {-1}
+    return frozenset(parents.union(*(tree.broadcast_children[rank] for tree in policy.trees)))
 
 
 def paths_from(policy: Policy, rank: int) -> tuple[tuple[int, ...], ...]:

@@ -17,13 +17,16 @@ from __future__ import annotations
 import atexit
 import base64
 import binascii
+import concurrent.futures
+import contextlib
 import hashlib
 import os
 import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -45,8 +48,10 @@ from netstorm.pslite.host_addresses import (
     loopback_host,
     machine_number,
     own_addresses,
+    resolve,
     source_towards,
 )
+from netstorm.pslite.io_thread import VanAhead
 from netstorm.pslite.keys import JobKey
 from netstorm.scheduler.members import REMIND_EVERY_S
 from netstorm.scheduler.process.scheduler_thread import SchedulerThread
@@ -214,6 +219,7 @@ class ReconfigurableGroup(NetStormProcessGroup):
         self._changing: Final = threading.Lock()
         self._thread: Final = CompletionThread("netstorm-completion")
         self._retiring: list[threading.Thread] = []
+        self._next: _NextNode | None = None
         self._namespace = 0
         self._within: Final[list[NetStormProcessGroup]] = []
         """Groups of members of the view."""
@@ -302,6 +308,7 @@ class ReconfigurableGroup(NetStormProcessGroup):
             self._leave(f"the group was reconfigured, to view {uuid}")
             try:
                 self._join(view, timeout.total_seconds())
+                self._next = _NextNode.of_members(view, self._settings)
             except NetStormError as error:
                 self._why_none = f"its last reconfiguration has failed ({error})"
                 raise type(error)(f"{error}. Members of {view}; rank 0's process has the scheduler") from None
@@ -361,8 +368,14 @@ class ReconfigurableGroup(NetStormProcessGroup):
         late.daemon = True
         if has_scheduler:
             late.start()
+        ahead = None if self._next is None else self._next.take()
+        self._next = None
         try:
-            runtime = Runtime(settings, framework="PyTorch")
+            runtime = Runtime(settings, framework="PyTorch", ahead=ahead)
+        except BaseException:
+            if ahead is not None:
+                ahead.close()
+            raise
         finally:
             late.cancel()
         self._namespace = runtime.open_namespace()
@@ -406,8 +419,68 @@ class ReconfigurableGroup(NetStormProcessGroup):
             self._leave("it has been destroyed")
             for thread in self._retiring:
                 thread.join()
+            if self._next is not None:
+                self._next.close()
             self._scheduler.close()
             self._thread.close()
+
+
+# What the next view needs, made while the program is in this one.
+
+_MOST_AHEAD: Final = 64
+"""Members to which a process connects ahead: each takes a few descriptors, and 20 kB here and there."""
+
+_TAKE_S: Final = 0.2
+"""How long a reconfiguration waits for connections that are about to be begun: names are looked up."""
+
+
+class _NextNode:
+    """The van of the node of the next view. The scheduler of that is at one of the members of this view, most
+    likely: a process is connected to all of them by then.
+    """
+
+    def __init__(self, addresses: Sequence[tuple[str, int]], settings: Settings) -> None:
+        self._addresses: Final = addresses
+        self._settings: Final = settings
+        self._made: Final[Future[VanAhead]] = Future()
+        self._thread: Final = threading.Thread(target=self._make, name="netstorm-next-view", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of_members(cls, view: View, settings: Settings) -> _NextNode | None:
+        """Return what connects to a view's members; None: all are on this machine, and near enough."""
+        own = view.members[view.rank].machine
+        far = [(member.address, member.port) for member in view.members if member.machine != own]
+        return cls(far[:_MOST_AHEAD], settings) if far else None
+
+    def take(self) -> VanAhead | None:
+        """Return the van, once; None: there is none yet."""
+        concurrent.futures.wait([self._made], _TAKE_S)
+        if self._made.done() and self._made.exception() is None:
+            return self._made.result()
+        self._made.add_done_callback(_close_made)
+        return None
+
+    def close(self) -> None:
+        """Close the van instead."""
+        self._made.add_done_callback(_close_made)
+        self._thread.join(_LEAVE_S)
+
+    def _make(self) -> None:
+        try:
+            ahead = VanAhead(self._settings)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the next view's node says so, if it lasts
+            self._made.set_exception(error)
+            return
+        for host, port in self._addresses:
+            with contextlib.suppress(NetStormError):  # a name that has no address now
+                ahead.connect(resolve(host, "DMLC_NODE_HOST", for_others=True), port)
+        self._made.set_result(ahead)
+
+
+def _close_made(made: Future[VanAhead]) -> None:
+    if made.exception() is None:
+        made.result().close()
 
 
 def _settings(timeout: timedelta) -> Settings:

@@ -31,7 +31,7 @@ from netstorm.protocol.messages import Measured, NodeStatus
 from netstorm.pslite.admission import log_if_plain, serves_others
 from netstorm.pslite.host_addresses import advertised_host, machine_number, resolve
 from netstorm.pslite.host_traffic import SharedTraffic
-from netstorm.pslite.io_thread import Driver, start_driver
+from netstorm.pslite.io_thread import Driver, VanAhead, start_driver
 from netstorm.pslite.sntp import Address
 from netstorm.pslite.sntp_socket import SntpClient, SntpServer, Watcher, packet_key
 from netstorm.pslite.system import memory_bytes
@@ -63,8 +63,16 @@ class NodeProcess:
         trace: records rounds and deliveries, if NETSTORM_TRACE asks for it.
     """
 
-    def __init__(self, settings: Settings, counters: Counters, framework: str = "") -> None:
+    def __init__(
+        self, settings: Settings, counters: Counters, framework: str = "", ahead: VanAhead | None = None
+    ) -> None:
         """Listen, and begin to join.
+
+        Args:
+            settings: of this process.
+            counters: of the node.
+            framework: whose tensors the program sums.
+            ahead: has the node's van, with these counters; None: a new one.
 
         Raises:
             SettingsError: an address cannot be used, or strangers could see the node's metrics.
@@ -104,6 +112,7 @@ class NodeProcess:
                     framework=framework,
                     machine=machine_number(),
                     most_forwarded=memory_bytes() // _FORWARDED,
+                    connects_at_once=ahead is not None,
                 ),
                 now=clock.monotonic(),
                 counters=counters,
@@ -121,6 +130,7 @@ class NodeProcess:
             unmarked=(scheduler, settings.scheduler_port),
             traffic=SharedTraffic(settings.job_priority) if settings.job_priority else None,
             lanes=lane_options(settings),
+            van=None if ahead is None else ahead.van,
         )
         self.node: Final = self.driver.machine
         if settings.rank <= 0:  # once a job

@@ -39,6 +39,7 @@ from netstorm.kvstore.process.step_report import StepMeter, StepReport
 from netstorm.observe.log import Counters, configure_logging
 from netstorm.observe.trace import Trace
 from netstorm.protocol.frames import Buffer, checksum
+from netstorm.pslite.io_thread import VanAhead
 from netstorm.settings import Settings
 
 __all__ = [
@@ -71,19 +72,20 @@ class Runtime:
         computing: a thread that may compute, as the I/O thread must not.
     """
 
-    def __init__(self, settings: Settings, *, framework: str = "") -> None:
+    def __init__(self, settings: Settings, *, framework: str = "", ahead: VanAhead | None = None) -> None:
         """Listen, connect to the scheduler, and wait until all nodes have joined.
 
         Args:
             settings: of this process.
             framework: whose tensors the program sums.
+            ahead: this node's van, made ahead; None: a new one.
 
         Raises:
             SettingsError: an address cannot be used.
             JoinRefused, Disagreement, WaitTimeout, SchedulerLost: why the job does not come together.
         """
         self.settings: Final = settings
-        self.counters: Final = Counters()
+        self.counters: Final = Counters() if ahead is None else ahead.counters
         self._busy: Final = BusyTime()
         self._namespaces = 0
         self.computing: Final = CompletionThread("netstorm-codecs")
@@ -91,12 +93,14 @@ class Runtime:
         self._closing: Final = threading.Lock()
         self._closed = False
         self._pid: Final = os.getpid()
-        self.process: Final = NodeProcess(settings, self.counters, framework)
+        self.process: Final = NodeProcess(settings, self.counters, framework, ahead)
         self.node: Final = self.process.node
         self._driver: Final = self.process.driver
         self._signals: Final = SignalWatch(self._driver.thread, self._interrupted)
         try:
             self._wait(self._driver.ask(lambda done, _: self.node.when_joined(done)))
+            if ahead is not None:  # this scheduler is not the one of the connections that are left
+                self._driver.thread.post(lambda _: ahead.van.close_ahead())
             self.process.serve_metrics()
         except BaseException:
             self.close()

@@ -267,6 +267,7 @@ class HostileMember:
             lambda: m.Ack(received=chance.randrange(-5, 50)),
             lambda: m.Nack(sequence=chance.randrange(-5, 100)),
             lambda: m.Query(number=chance.randrange(-5, 1 << 40)),
+            m.Reserve,
             lambda: m.Welcome(incarnation=chance.randrange(9), session=chance.randrange(9), received=7),
             lambda: m.Hello(
                 job=chance.choice(("job", "netstorm", "")),

@@ -260,7 +260,12 @@ def _bind_host(settings: Settings) -> str:
 
 
 def start_on_threads(
-    settings: Settings, plan: HostingPlan, print_line: Callable[[str], None], *, any_port: bool
+    settings: Settings,
+    plan: HostingPlan,
+    print_line: Callable[[str], None],
+    *,
+    any_port: bool,
+    reserved: int = 0,
 ) -> RunningScheduler:
     """Start a scheduler on threads of this process, and return it. It must be closed.
 
@@ -269,6 +274,7 @@ def start_on_threads(
         plan: what it serves.
         print_line: called with a line for the user whenever one of several jobs ends.
         any_port: listen on a port that the system chooses.
+        reserved: most connections that may wait for nodes of jobs to come.
 
     Raises:
         SettingsError: the address cannot be listened on, or there is no key for it.
@@ -298,6 +304,7 @@ def start_on_threads(
             ordered=lambda _: True,
             stamp=lambda: origin_ns + clock.monotonic_ns(),
             name="netstorm-scheduler",
+            reserved=reserved,
         )
         try:
             sntp = SntpServer(

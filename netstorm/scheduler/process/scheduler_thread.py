@@ -17,6 +17,9 @@ __all__ = ["SchedulerThread"]
 _OF_ONE_JOB: Final = ("num_workers", "rank", "job", "jobs", "scheduler_host", "scheduler_port", "state_dir")
 """Settings of the process that are not this scheduler's: it learns them from the nodes."""
 
+_MOST_RESERVED: Final = 1024
+"""Connections that wait for jobs to come: one of each process that was in the last one, of several jobs."""
+
 
 class SchedulerThread:
     """A scheduler of any number of jobs. It ends with the process.
@@ -40,7 +43,9 @@ class SchedulerThread:
         variables = {name: value for name, value in settings.as_variables().items() if name not in unused}
         own = Settings.from_environment(variables, role="scheduler", jobs="0", scheduler_host=host)
         importlib.import_module("netstorm.topology.detours")  # 0.1 s, which the first job would wait
-        self._running: Final = start_on_threads(own, plan_hosting(own), lambda _: None, any_port=True)
+        self._running: Final = start_on_threads(
+            own, plan_hosting(own), lambda _: None, any_port=True, reserved=_MOST_RESERVED
+        )
         self.port: Final = self._running.driver.port
 
     def give_up(self, job: str, limit_s: float) -> None:

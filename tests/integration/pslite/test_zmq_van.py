@@ -57,6 +57,60 @@ def still_works(here, there, port, connection=B):
 
 
 # ------------------------------------------------------------------------------------------------------
+# connections that are opened ahead
+
+
+def opened_ahead(here, there, port):
+    """Open a connection ahead, and return it as the other side knows it."""
+    here.open_ahead("127.0.0.1", port, b"later")
+    [event] = poll_until(there, bool)
+    assert event.frames == (b"later",)
+    there.admit(event.connection)
+    return event.connection
+
+
+def test_a_connection_that_was_opened_ahead_is_the_one_that_is_used_to_its_address(vans):
+    counters = Counters()
+    (here, _), (there, port), (other, its_port) = vans(), vans(counters=counters), vans()
+    ahead = opened_ahead(here, there, port)
+    still_works(here, other, its_port, A)
+    here.open(B, "127.0.0.1", port)
+    here.transmit(B, b"now", None)
+    [event] = poll_until(there, bool)
+    assert (event.connection, event.frames) == (ahead, (b"now",))
+    there.transmit(ahead, b"answer", None)
+    [answer] = poll_until(here, bool)
+    assert (answer.connection, answer.frames) == (B, (b"answer",))
+    assert counters.get("accepted_connections") == 1
+    still_works(here, there, port, Connection(3))
+    assert counters.get("accepted_connections") == 2, "each is used once"
+
+
+def test_one_that_has_ended_meanwhile_is_not_used(vans):
+    (here, _), (there, port) = vans(), vans()
+    opened_ahead(here, there, port)
+    there.shut(0)
+    deadline = time.monotonic() + 20
+    while marks(port):  # ZeroMQ closes its socket once it has reported the end
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    again = ZmqVan()
+    again.bind("127.0.0.1", port)
+    still_works(here, again, port)
+    again.shut(0)
+
+
+def test_those_that_are_not_needed_are_closed(vans):
+    (here, _), (there, port) = vans(), vans()
+    ahead = opened_ahead(here, there, port)
+    here.close_ahead()
+    [event] = poll_until(there, bool)
+    assert isinstance(event, Broken)
+    assert event.connection == ahead
+    still_works(here, there, port)
+
+
+# ------------------------------------------------------------------------------------------------------
 # options
 
 

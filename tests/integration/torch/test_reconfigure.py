@@ -21,7 +21,11 @@ from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
 from netstorm.errors import NetStormError
+from netstorm.lab.emulation import unmet_requirements
+from netstorm.lab.emulation.namespaces import inside
+from netstorm.lab.emulation.wan import Wan
 from netstorm.pslite.keys import JobKey
+from netstorm.topology.network import Network
 from tests.integration.torch.begin import PATIENCE, error_of
 from tests.integration.torch.ranks import Ranks
 
@@ -267,6 +271,47 @@ def test_handles_are_made_under_the_jobs_key_and_a_number_is_used_once(ranks: Ra
     for forged, again in ranks.answers():
         assert forged.startswith("NotAuthorised"), forged
         assert "uuid 1 was already used" in again
+
+
+def far_apart(hosts: list[tuple[str, str]]) -> list[int]:
+    """Return over how many connections that were there others came to this scheduler, up to each view."""
+    number = int(os.environ["RANK"])
+    namespace, os.environ["DMLC_NODE_HOST"] = hosts[number]
+    used = []
+    with inside(namespace):
+        process = Process()
+        group: Any = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        counters = group._scheduler._running.driver.endpoint.counters
+        ahead = 0
+        for uuid, members in enumerate([[0, 1, 2], [1, 2, 0], [2, 0], [0, 2]]):
+            if number in members:
+                process.enter(uuid, members)
+            process.wait_for_all(f"entered {uuid}")
+            used.append(counters.get("reserved_used"))
+            if number in members:
+                process.assert_sums(members)
+                ahead += len(members) - 1
+                deadline = time.monotonic() + DEADLINE_S
+                while counters.get("reserved") < ahead:
+                    assert time.monotonic() < deadline, counters.snapshot()
+                    time.sleep(0.02)
+            process.wait_for_all(f"after {uuid}")
+        dist.destroy_process_group()
+    return used
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(unmet_requirements()), reason="no right to network namespaces")
+def test_far_members_of_the_view_before_enter_the_next_one_over_connections_that_are_there(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    key = tmp_path / "job.key"
+    JobKey.create(key)
+    with Wan.up(Network.uniform(3, rate=1e9, latency=0.02)) as wan:
+        hosts = [(wan.namespace(rank), wan.address(rank)) for rank in range(3)]
+        ranks.start(far_apart, 3, hosts=hosts, NETSTORM_KEY_FILE=key)
+        used = ranks.answers()
+    assert used == [[0, 0, 0, 1], [0, 2, 2, 2], [0, 0, 1, 1]]
 
 
 def groups() -> tuple[float, str, str, float]:

@@ -109,6 +109,13 @@ def test_joining_gives_a_rank_and_everybodys_address():
     assert [c.peer for c in driven.all if isinstance(c, Connect)] == [SCHEDULER, Peer(0), Peer(2)]
 
 
+def test_a_node_that_is_to_connect_at_once_connects_to_those_to_which_it_sends():
+    driven = Driven(connects_at_once=True).join()
+    members = [one for one in driven.all if isinstance(one, Connect) and one.peer != SCHEDULER]
+    assert {one.peer: one.at_once for one in members} == {Peer(0): True, Peer(2): False}
+    assert not any(one.at_once for one in Driven().join().all if isinstance(one, Connect))
+
+
 def test_only_members_of_the_job_are_admitted():
     driven = Driven()
     hello = m.Hello(job="default", sender=2, incarnation=102, receiver=1, session=7, received=0)

@@ -12,7 +12,13 @@ from netstorm.protocol import frames
 
 MESSAGES = set(message_classes())  # before other tests declare messages of their own
 
-DIGESTS = {2: "194292ad8694bac1", 3: "918c8883da5a9c03", 4: "bd0104826dde6293", 5: "bd0104826dde6293"}
+DIGESTS = {
+    2: "194292ad8694bac1",
+    3: "918c8883da5a9c03",
+    4: "bd0104826dde6293",
+    5: "bd0104826dde6293",
+    6: "1c03ceb74a94bc43",
+}
 """Of what the messages of a version look like on the wire, by version. A new version is a new line."""
 
 

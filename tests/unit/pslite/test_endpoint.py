@@ -35,6 +35,7 @@ from netstorm.pslite.machine import (
     Bounded,
     Call,
     Charge,
+    Connect,
     ForwardedBytes,
     Inquire,
     NotYet,
@@ -192,6 +193,67 @@ def test_sessions_that_others_begin_are_bounded():
     assert process.endpoint.counters.get("refused_hellos") == 7
 
 
+def reserve(process, connection):
+    process.stack.handle(Received(connection, (frame(m.Reserve()),)), 0.0)
+    process.stack.flush(process.van, 0.0)
+
+
+def shut_down_by(process, monkeypatch):
+    """Return what a process shuts down from now on: connections, and why."""
+    refused: dict[Connection, str] = {}
+    monkeypatch.setattr(process.van, "refuse", refused.__setitem__)
+    return refused
+
+
+def test_a_connection_that_was_opened_ahead_waits_for_its_hello(monkeypatch):
+    process = World(2, limits=Limits(reserved=1)).processes[1]
+    admitted: list[Connection] = []
+    monkeypatch.setattr(process.van, "admit", admitted.append)
+    reserve(process, STRANGER)
+    assert admitted == [STRANGER], "or it would be shut down, since no message comes"
+    assert not process.endpoint.links()
+    process.stack.handle(Received(STRANGER, (frame(hello()),)), 100.0)
+    process.stack.flush(process.van, 100.0)
+    assert list(process.endpoint.links()) == [(Peer(0), False)]
+    assert admitted == [STRANGER] * 2
+
+
+@pytest.mark.parametrize("reserved", [0, 1])
+def test_a_connection_waits_only_where_some_may_and_says_so_once(reserved, monkeypatch):
+    process = World(2, limits=Limits(reserved=reserved)).processes[1]
+    refused = shut_down_by(process, monkeypatch)
+    for _ in range(1 + reserved):
+        reserve(process, STRANGER)
+    assert process.endpoint.counters.get("dropped_protocol") == 1
+    assert list(refused) == [STRANGER]
+
+
+def test_nothing_but_hello_follows_on_a_connection_that_waits(monkeypatch):
+    process = World(2, limits=Limits(reserved=1)).processes[1]
+    refused = shut_down_by(process, monkeypatch)
+    reserve(process, STRANGER)
+    process.stack.handle(Received(STRANGER, (frame(part(0), sequence=1),)), 0.0)
+    process.stack.flush(process.van, 0.0)
+    assert list(refused) == [STRANGER]
+    assert process.machine.got == []
+
+
+def test_connections_that_wait_are_bounded_and_one_that_ends_makes_room(monkeypatch):
+    process = World(2, limits=Limits(reserved=2)).processes[1]
+    admitted: list[Connection] = []
+    closed: list[Connection] = []
+    monkeypatch.setattr(process.van, "admit", admitted.append)
+    monkeypatch.setattr(process.van, "close", closed.append)
+    one, two, three, four = (Connection(-number) for number in (1, 2, 3, 4))
+    for each in (one, two, three):
+        reserve(process, each)
+    assert (admitted, closed) == ([one, two], [three])
+    assert process.endpoint.counters.get("refused_reserved") == 1
+    process.stack.handle(Broken(one, "it has ended"), 0.0)
+    reserve(process, four)
+    assert admitted == [one, two, four]
+
+
 # ------------------------------------------------------------------------------------------------ the machine
 
 
@@ -272,6 +334,19 @@ def test_to_connect_twice_changes_the_address_and_not_the_session():
     assert there.machine.numbers() == [0]
     assert here.machine.lost == []
     assert other.machine.got == []
+
+
+@pytest.mark.parametrize(("at_once", "one_ways"), [(True, 1), (False, 5)])
+def test_a_first_message_waits_for_no_greeting_if_its_sender_has_connected_at_once(at_once, one_ways):
+    world = World(2, delay_s=0.1)
+    here, there = world.processes
+    here.machine.instructions.append(Connect(peer=Peer(1), host=there.host, port=there.port, at_once=at_once))
+    world.run(1)
+    assert (Peer(1), True) in here.endpoint.links()
+    began = world.now
+    here.send(there, part(0))
+    assert world.run_until(lambda: there.machine.got, 1)
+    assert world.now - began == pytest.approx(0.1 * one_ways, rel=0.01)
 
 
 # -------------------------------------------------------------------------------------------------- datagrams

@@ -17,6 +17,7 @@ from netstorm.topology.policy import (
     Detour,
     interleave,
     quantise,
+    receivers,
     staggered,
 )
 
@@ -27,6 +28,17 @@ from netstorm.topology.policy import (
 # 0 is the root; up: 1 and 2 to 0, 3 to 1, 4 to 3; down: 0 to 4, 4 to 1 and 2, 1 to 3.
 LOPSIDED = Tree(root=Rank(0), reduce_parent=(-1, 0, 0, 1, 3), broadcast_parent=(-1, 4, 4, 1, 0))
 CHAIN = Tree.undirected(Rank(4), (1, 2, 3, 4, -1))
+
+
+def test_a_rank_sends_to_its_parents_and_to_its_children_in_all_trees():
+    policy = Policy(version=0, trees=(LOPSIDED, CHAIN), weights=(1, 1))
+    assert [set(receivers(policy, rank)) for rank in range(5)] == [
+        {4, 1},
+        {0, 3, 2},
+        {0, 3, 1},
+        {1, 4, 2},
+        {3, 1, 2},
+    ]
 
 
 @st.composite
