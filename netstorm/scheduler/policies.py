@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from netstorm.errors import SettingsError, UsageError
 from netstorm.protocol.codecs import SLOT_ELEMENT_BYTES, ChunkSizes
 from netstorm.scheduler.awareness import Collector, NetworkEstimate, largest_change, throughputs
+from netstorm.scheduler.link_columns import Floats, LinkColumns, PackedLinks
 from netstorm.scheduler.options import chunk_sizes
 from netstorm.scheduler.rounds import KeyRegistry
 from netstorm.settings import AuxSearch, Settings
@@ -281,8 +283,8 @@ class FormationRequest(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """The result has the same number."""
     nodes: tuple[Node, ...]
-    links: tuple[Link, ...]
-    errors: tuple[float, ...]
+    packed_links: PackedLinks
+    packed_errors: bytes
     """Standard errors of the rates, as fractions, by link."""
     cap_error: float
     """Standard error of access caps, as a fraction."""
@@ -310,20 +312,29 @@ class FormationRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Ask for a policy for a network estimate; `frozen`: keep the roots of this policy; `judged`: take it
         only if it is better.
         """
-        network = estimate.network
         return cls(
             number=number,
-            nodes=network.nodes,
-            links=network.links,
-            errors=estimate.errors,
+            nodes=estimate.columns.nodes,
+            packed_links=estimate.columns.links.pack(),
+            packed_errors=estimate.errors.tobytes(),
             cap_error=estimate.cap_error,
-            routing=network.routing,
+            routing=estimate.columns.routing,
             topology=topology,
             options=options,
             in_force=in_force,
             frozen=frozen,
             judged=judged,
         )
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The links."""
+        return LinkColumns.unpack(self.packed_links).links()
+
+    @property
+    def errors(self) -> Floats:
+        """Standard errors of the rates, as fractions, by link."""
+        return np.frombuffer(self.packed_errors)
 
     def network(self) -> Network:
         """Return the estimated network."""
@@ -344,7 +355,7 @@ class FormationRequest(msgspec.Struct, frozen=True, kw_only=True):
             ),
             links=tuple(
                 replace(link, rate=drawn(link.rate, error))
-                for link, error in zip(self.links, self.errors, strict=True)
+                for link, error in zip(self.links, self.errors.tolist(), strict=True)
             ),
             routing=self.routing,
         )
@@ -791,7 +802,7 @@ class Adaptation:
             result.seconds
             < result.seconds_before  # rates and errors were measured beside pairs that are no links
             if self._routes_are_new
-            else is_better(result, statistics.median(asked.errors))
+            else is_better(result, float(np.median(asked.errors)))
         )
         self._schedule.came_to(something=better)
         if not better:
@@ -814,7 +825,7 @@ class Adaptation:
             topology=self._settings.topology,
             options=self._settings.options(
                 self._workload,
-                known=self._known or bool(estimate.measured),
+                known=self._known or bool(estimate.known.any()),
                 unmeasured=unmeasured,
                 measured=estimate.measured if explores else (),
             ),
@@ -831,7 +842,7 @@ class Adaptation:
     def _reason(self, estimate: NetworkEstimate, policy: Policy, workload: Workload, now: float) -> str:
         """Return why a policy is to be formed, for a person; empty: it is not."""
         if estimate.routed != self._routed and self._schedule.allows(now, large=True):
-            every = len(estimate.routed) + len(estimate.network.links)
+            every = len(estimate.routed) + len(estimate.columns.links)
             return f"by latencies, {len(estimate.routed)} of {every} pairs of nodes are routes over others"
         rate = self._settings.update_rate
         if rate == 0.0:  # the paper's: every UPDATE_TIME, whether a change is significant or not (§VIII-B)
@@ -854,8 +865,8 @@ class Adaptation:
     def _measured_enough(self, estimate: NetworkEstimate, policy: Policy, now: float) -> str:
         """Return, for a person, that enough is measured to plan for it; empty: it is not."""
         used = tree_pairs(policy) - estimate.routed
-        measured = len(used & estimate.measured)
+        measured = sum(bool(estimate.known[pair]) for pair in used)
         long = now - self._first_report_at >= _LONG_ENOUGH * self._settings.update_time_s
         if not measured or (measured < _ENOUGH * len(used) and not long):
             return ""
-        return f"{len(estimate.measured)} of {len(estimate.network.links)} links are measured"
+        return f"{int(estimate.known.sum())} of {len(estimate.columns.links)} links are measured"

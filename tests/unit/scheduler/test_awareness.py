@@ -472,10 +472,9 @@ def test_a_look_works_out_only_what_something_was_said_of(monkeypatch):
     counts = []
     update = PlannedLinks.update
 
-    def counted(self, links):
-        links = list(links)
-        counts.append(len(links))
-        update(self, links)
+    def counted(self, places, *values, **flags):
+        counts.append(len(places))
+        update(self, places, *values, **flags)
 
     monkeypatch.setattr(PlannedLinks, "update", counted)
     assert found.estimate(2.0).network is before.network
@@ -948,8 +947,8 @@ def estimate(*, error=0.03, egress=(), ingress=(), gone=(), **rates):
         for node in network.nodes
     )
     pairs = frozenset((link.source, link.target) for link in links)
-    return NetworkEstimate(
-        network=replace(network, nodes=nodes, links=links),
+    return NetworkEstimate.of(
+        replace(network, nodes=nodes, links=links),
         errors=(error,) * len(links),
         cap_error=error,
         measured=pairs,
