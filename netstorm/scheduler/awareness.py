@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -280,7 +280,7 @@ class Collector:
         least = np.where(alike, _ALIKE_ERROR, least)
         error = np.where(alike, table.error[back], error)
         at = np.where(alike, table.at[back], at)
-        self._planned.update(places, rate, latency, least, error, at, measured=measured)
+        self._planned.update(places, PlannedValues(rate, latency, least, error, at, measured))
 
 
 def _in_steps(new: float | None, before: float | None) -> float | None:
@@ -381,6 +381,22 @@ class FailedLinkRecord:
 # (docs/measurements/awareness.md, "What the scheduler costs").
 
 
+class PlannedValues(NamedTuple):
+    """What is planned for some links."""
+
+    rate: Floats
+    """Bit/s."""
+    latency: Floats
+    """Seconds."""
+    least: Floats
+    """The least error of the rate, as a fraction."""
+    error: Floats
+    """That of the readings when the last one came, which grows from then on."""
+    at: Floats
+    """When that was."""
+    measured: Flags
+
+
 class PlannedLinks:
     """The links of one network, in their order.
 
@@ -409,32 +425,12 @@ class PlannedLinks:
         """Return sources and targets of links."""
         return self.prior.source[places], self.prior.target[places]
 
-    def update(
-        self,
-        places: Places,
-        rate: Floats,
-        latency: Floats,
-        least: Floats,
-        error: Floats,
-        at: Floats,
-        *,
-        measured: Flags,
-    ) -> None:
-        """Replace what is planned for some links.
-
-        Args:
-            places: of the links.
-            rate: bit/s.
-            latency: s.
-            least: the least error of the rate.
-            error: that of the last reading.
-            at: the time of the last reading.
-            measured: the rate was measured.
-        """
-        self._least[places], self._error[places], self._at[places] = least, error, at
+    def update(self, places: Places, planned: PlannedValues) -> None:
+        """Replace what is planned for some links, by place."""
+        self._least[places], self._error[places], self._at[places] = planned.least, planned.error, planned.at
         links = self._links
-        loss = np.where(measured, 0.0, links.loss[places])  # what was measured is goodput
-        news = {"rate": rate, "latency": latency, "loss": loss}
+        loss = np.where(planned.measured, 0.0, links.loss[places])  # what was measured is goodput
+        news = {"rate": planned.rate, "latency": planned.latency, "loss": loss}
         if all(np.array_equal(getattr(links, name)[places], values) for name, values in news.items()):
             return
         columns = {name: getattr(links, name).copy() for name in news}

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -207,25 +208,26 @@ _AGEING: Final = 0.1 / 60
 """Relative error per second without a reading, since the quantity may have changed."""
 
 
-class Readings:
-    """Readings of one positive quantity. Errors are standard errors, as fractions."""
+class Readings(msgspec.Struct, gc=False, eq=False):
+    """Readings of one positive quantity. Errors are standard errors, as fractions.
 
-    __slots__ = ("_at", "_errors", "_steps", "_suspect", "_values", "changed_at", "value", "was")
+    Of 262,000 links there are a million: the garbage collector, which would hold the scheduler's thread for
+    half a second, need not look at them, since floats and their tuples make no cycles.
+    """
 
-    def __init__(self) -> None:
-        self.value = 0.0
-        """The estimate; 0 before the first reading."""
-        self.changed_at = -math.inf
-        """When a change was last noticed."""
-        self.was = 0.0
-        """The estimate before that; 0: it has not changed."""
-        self._values: list[float] = []  # an empty deque takes .7 kB, and there are four of these a link
-        self._errors: list[float] = []
-        self._steps: list[float] = []
-        """Logarithms of the ratio of each reading to the one before."""
-        self._suspect = 0.0
-        """The last reading, if it may be an outlier; else 0."""
-        self._at = -math.inf
+    value: float = 0.0
+    """The estimate; 0 before the first reading."""
+    changed_at: float = -math.inf
+    """When a change was last noticed."""
+    was: float = 0.0
+    """The estimate before that; 0: it has not changed."""
+    _values: tuple[float, ...] = ()
+    _errors: tuple[float, ...] = ()
+    _steps: tuple[float, ...] = ()
+    """Logarithms of the ratio of each reading to the one before."""
+    _suspect: float = 0.0
+    """The last reading, if it may be an outlier; else 0."""
+    _at: float = -math.inf
 
     def __bool__(self) -> bool:
         return bool(self._values)
@@ -238,7 +240,8 @@ class Readings:
         error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
         late = self.age(now) > _LATE_S
         if self._values:
-            _keep(self._steps, math.log(value / (self._suspect or self._values[-1])))
+            step = math.log(value / (self._suspect or self._values[-1]))
+            self._steps = (*self._steps, step)[-_KEPT:]
             noise = math.hypot(value * max(error, self._scatter()), self.value * self._own_error())
             if abs(value - self.value) > (_SEEN_CHANGE if jumped else _CHANGE) * noise:
                 agreed = self._suspect and (self._suspect > self.value) == (value > self.value)
@@ -246,15 +249,12 @@ class Readings:
                     self._suspect = value
                     return False
                 self.changed_at, self.was = now, self.value
-                self._values.clear()
-                self._errors.clear()
-                if agreed:
-                    self._values.append(self._suspect)
-                    self._errors.append(error)
+                self._values = (self._suspect,) if agreed else ()
+                self._errors = (error,) if agreed else ()
         self._suspect = 0.0
         self._at = now
-        _keep(self._values, value)
-        _keep(self._errors, error)
+        self._values = (*self._values, value)[-_KEPT:]
+        self._errors = (*self._errors, error)[-_KEPT:]
         self._average()
         return True
 
@@ -265,11 +265,8 @@ class Readings:
         error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
         if value * (1.0 - error) <= self.value:
             return
-        for kept in (self._values, self._errors, self._steps):
-            kept.clear()
         self._suspect, self._at = 0.0, now
-        self._values.append(value)
-        self._errors.append(error)
+        self._values, self._errors, self._steps = (value,), (error,), ()
         self._average()
 
     def error(self, now: float) -> float:
@@ -301,12 +298,6 @@ class Readings:
     def _average(self) -> None:
         weights = [error**-2 for error in self._errors]
         self.value = math.fsum(v * w for v, w in zip(self._values, weights, strict=True)) / math.fsum(weights)
-
-
-def _keep(values: list[float], value: float) -> None:
-    values.append(value)
-    if len(values) > _KEPT:
-        del values[0]
 
 
 def error_after(error: float, age: float) -> float:
@@ -344,16 +335,13 @@ _SHARES: Final = 8.0
 """So many times more if the other end has seen the link beside others alone."""
 
 
-class EndReadings:
+class EndReadings(msgspec.Struct, gc=False, eq=False):
     """The rate of a link, as one of its ends reports it."""
 
-    __slots__ = ("contended", "uncontended")
-
-    def __init__(self) -> None:
-        self.uncontended = Readings()
-        """While other links at the same node were mostly idle."""
-        self.contended = Readings()
-        """While others may have shared an access line."""
+    uncontended: Readings = msgspec.field(default_factory=Readings)
+    """While other links at the same node were mostly idle."""
+    contended: Readings = msgspec.field(default_factory=Readings)
+    """While others may have shared an access line."""
 
     def mark_contended(self) -> None:
         """Treat all readings so far as contended: others shared a line that was not known yet."""
@@ -403,24 +391,21 @@ class Rate(KnownRate):
     """By its source, and by its target: it was measured under contention, or that end has not reported."""
 
 
-class LinkReports:
+class LinkReports(msgspec.Struct, gc=False, eq=False):
     """All that was reported of one link."""
 
-    __slots__ = ("_latencies", "delivered_at", "latency", "signal", "source", "target", "trip")
-
-    def __init__(self) -> None:
-        self.source = EndReadings()
-        self.target = EndReadings()
-        self.delivered_at = -math.inf
-        """When the source's kernel last reported what TCP has delivered."""
-        self.signal = math.inf
-        """Shortest time of a small message, in s, by the clocks of both ends."""
-        self.trip = 0.0
-        """Shortest round trip that the source's kernel has seen, in s; 0: unknown."""
-        self.latency = -1.0
-        """A low percentile of the last reports, in s; -1: unknown. Higher values include queueing, and the
-        lowest may rest on an outdated rate."""
-        self._latencies: Final[list[float]] = []
+    source: EndReadings = msgspec.field(default_factory=EndReadings)
+    target: EndReadings = msgspec.field(default_factory=EndReadings)
+    delivered_at: float = -math.inf
+    """When the source's kernel last reported what TCP has delivered."""
+    signal: float = math.inf
+    """Shortest time of a small message, in s, by the clocks of both ends."""
+    trip: float = 0.0
+    """Shortest round trip that the source's kernel has seen, in s; 0: unknown."""
+    latency: float = -1.0
+    """A low percentile of the last reports, in s; -1: unknown. Higher values include queueing, and the
+    lowest may rest on an outdated rate."""
+    _latencies: tuple[float, ...] = ()
 
     @property
     def readings(self) -> tuple[Readings, Readings, Readings, Readings]:
@@ -444,8 +429,7 @@ class LinkReports:
 
     def add_latency(self, latency: float) -> None:
         """Add a reading of the latency, in s."""
-        self._latencies.append(latency)
-        del self._latencies[:-_LATENCIES]
+        self._latencies = (*self._latencies, latency)[-_LATENCIES:]
         known = percentile((latency for latency in self._latencies if latency > 0.0), 0.25)
         self.latency = max(self._latencies) if known is None else known
 
@@ -588,7 +572,7 @@ class LinkTable:
         with np.errstate(divide="ignore", invalid="ignore"):  # where nothing has changed
             part = self.value[there] / was
         both = self.known[there] & self.known[back] & (was != 0.0)
-        changed: Flags = both & unseen & (1 / _ALIKE <= part) & (part <= _ALIKE)
+        changed: Flags = both & unseen & (part >= 1 / _ALIKE) & (part <= _ALIKE)
         return changed
 
 

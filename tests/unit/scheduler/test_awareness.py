@@ -472,9 +472,9 @@ def test_a_look_works_out_only_what_something_was_said_of(monkeypatch):
     counts = []
     update = PlannedLinks.update
 
-    def counted(self, places, *values, **flags):
+    def counted(self, places, planned):
         counts.append(len(places))
-        update(self, places, *values, **flags)
+        update(self, places, planned)
 
     monkeypatch.setattr(PlannedLinks, "update", counted)
     assert found.estimate(2.0).network is before.network
