@@ -5,8 +5,8 @@
 A real scheduler's process, over TCP on loopback. Two processes play the nodes, of which all begin a round a
 second: one plays all but the last, each of which reports `--links` of its links a second and beats. The last
 node asks for the next round of a key of its own `--asks` times a second, and takes the times of the answers.
-They count from when the scheduler has all nodes. Until a policy is formed is as with real nodes: once they have
-measured enough.
+They count from when the scheduler has all nodes. A policy is formed once enough links are measured, as with
+real nodes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import zmq
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.arguments import number, writable
+from netstorm import __version__
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import encode_body, open_frames, seal
 from netstorm.settings import child_environment
@@ -39,6 +40,8 @@ from netstorm.topology.network import Network, Rank, generate
 
 _SIZE: Final = (25_000_000,)
 _JOIN_S: Final = 120.0
+_LARGE: Final = 300_000
+"""Bytes of a message that has a policy for hundreds of nodes."""
 
 
 class Member:
@@ -53,7 +56,7 @@ class Member:
         """The number of the last key that was granted."""
         self._sent = 0
         self._received = 0
-        self._socket: Final = context.socket(zmq.DEALER)
+        self._socket: Final[zmq.Socket[bytes]] = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, b"N" + secrets.token_bytes(8))
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -68,7 +71,7 @@ class Member:
             host=f"10.0.{rank // 250}.{rank % 250 + 1}",
             port=4000,
             site="",
-            release=_release(),
+            release=__version__,
             pid=1,
         )
 
@@ -91,8 +94,8 @@ class Member:
         while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             sequence = int.from_bytes(frames[0][12:20], "little")
-            if len(frames[0]) > 1_000_000:  # a policy of hundreds of trees: the node need not know it
-                self._received = max(self._received, sequence)
+            if len(frames[0]) > _LARGE:  # with a policy of hundreds of trees, which takes too long to decode
+                self._received, self.joined = max(self._received, sequence), True
                 continue
             header = open_frames(frames[0], len(frames))
             self._received = max(self._received, header.sequence)
@@ -120,14 +123,9 @@ class Member:
         self._socket.send(frame)
 
 
-def _release() -> str:
-    from netstorm import __version__
-
-    return __version__
-
-
-def play(port: int, ranks: range, nodes: int, links: int, seconds: float, asks: float) -> None:
+def play(port: int, ranks: range, options: argparse.Namespace, *, asks: float) -> None:
     """Play some nodes; with `asks` print in ms what the answers took, and when, as JSON."""
+    nodes, links, seconds = options.nodes, options.links, options.seconds
     network, draw = generate("mesh", nodes, 1), random.Random(ranks.start)
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 4096)
@@ -139,7 +137,7 @@ def play(port: int, ranks: range, nodes: int, links: int, seconds: float, asks: 
 
     def serve(until: float) -> None:
         while (left := until - time.monotonic()) > 0:
-            for socket, _ in poller.poll(1e3 * min(left, 0.2)):
+            for socket, _ in poller.poll(int(1e3 * min(left, 0.2))):
                 by_socket[socket].hear()
 
     deadline = time.monotonic() + _JOIN_S
@@ -218,13 +216,16 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             time.sleep(0.05)
         port = ready.read_text(encoding="utf-8").strip().rpartition(":")[2]
         seconds = str(options.seconds)
-        for ranks, asks in (((0, options.nodes - 1), 0.0), ((options.nodes - 1, options.nodes), options.asks)):
+        for ranks, asks in (
+            ((0, options.nodes - 1), 0.0),
+            ((options.nodes - 1, options.nodes), options.asks),
+        ):
             play_them = [sys.executable, __file__, "--play", port, *map(str, ranks), str(asks)]
             play_them += ["--nodes", str(options.nodes), "--links", str(options.links), "--seconds", seconds]
             processes.append(subprocess.Popen(play_them, stdout=subprocess.PIPE))
         watched = psutil.Process(processes[0].pid)
         if options.nice:
-            for process in (processes[0], processes[2]):
+            for process in processes:
                 psutil.Process(process.pid).nice(-options.nice)
         forming: list[tuple[float, float]] = []
         """When, on the monotonic clock, and the processor time of the worker until then."""
@@ -236,14 +237,22 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 used = sum(worker.cpu_times().user + worker.cpu_times().system for worker in workers)
                 forming.append((time.monotonic(), used))
         times, rss = watched.cpu_times(), watched.memory_info().rss
-        answered = json.loads(processes[2].stdout.read())
+        answered = json.loads(processes[2].stdout.read() or b"null")
+        if answered is None:
+            raise SystemExit(
+                f"the last node has ended; the scheduler says: {log.read_text(encoding='utf-8')}"
+            )
         ended = time.monotonic()
     finally:
         for process in processes:
             process.kill()
             process.wait()
     begun = ended - options.seconds
-    at = [moment - begun for (moment, used), (_, before) in zip(forming[1:], forming) if used > before + 0.02]
+    at = [
+        moment - begun
+        for (moment, used), (_, before) in zip(forming[1:], forming, strict=False)
+        if used > before + 0.02
+    ]
     during = [took for asked, took in answered if any(abs(asked - moment) < 0.5 for moment in at)]
     text = log.read_text(encoding="utf-8")
     return {
@@ -286,7 +295,7 @@ def main() -> None:
     if options.play:
         port, first, end, asks = options.play
         ranks = range(int(first), int(end))
-        play(int(port), ranks, options.nodes, options.links, options.seconds, float(asks))
+        play(int(port), ranks, options, asks=float(asks))
         return
     with tempfile.TemporaryDirectory(prefix="netstorm-answers-") as name:
         found = measure(options, Path(name))
@@ -297,8 +306,8 @@ def main() -> None:
                 f"{times['p99_ms']:.1f} (p99), {times['most_ms']:.0f} (most)"
             )
     print(
-        f"the scheduler took {found['scheduler_cpu_s']:.0f} s of a processor and {found['scheduler_rss'] / 1e6:.0f} "
-        f"MB, forming {found['forming_cpu_s']:.0f} s; policies formed in {found['formed_in_s']} s"
+        f"the scheduler took {found['scheduler_cpu_s']:.0f} s of a processor and "
+        f"{found['scheduler_rss'] / 1e6:.0f} MB, forming {found['forming_cpu_s']:.0f} s; policies formed in {found['formed_in_s']} s"
     )
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -354,6 +354,12 @@ class NetworkEstimate:
         """(source, target) links that have been measured."""
         return pairs_of(self.known)
 
+    def least_known(self) -> list[tuple[int, int]]:
+        """Return the (source, target) links, those first that have not been measured."""
+        links = self.columns.links
+        order = np.argsort(self.known[links.source, links.target], kind="stable")
+        return list(zip(links.source[order].tolist(), links.target[order].tolist(), strict=True))
+
 
 def pairs_of(matrix: Flags) -> frozenset[tuple[int, int]]:
     """Return the places at which a matrix is true."""
@@ -681,12 +687,15 @@ policy (docs/measurements/awareness.md, "Noise changes no policy").
 """
 
 
-def throughputs(network: Network, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+def throughputs(network: NetworkColumns, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """Return what each (source, target) pair has for itself, in bit/s; 0: it has no connection any more."""
+    if network.routing is Routing.OVERLAY:
+        rates = network.throughputs()
+        return {pair: float(rates[pair]) for pair in pairs}
     by_pair = {}
     for source, target in pairs:
         try:
-            by_pair[source, target] = network.throughput(Rank(source), Rank(target))
+            by_pair[source, target] = network.network.throughput(Rank(source), Rank(target))
         except Unreachable:
             by_pair[source, target] = 0.0
     return by_pair

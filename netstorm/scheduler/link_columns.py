@@ -139,3 +139,15 @@ class NetworkColumns:
     def ids(self) -> Places:
         """By link: a number of its pair of ends, ascending."""
         return self.links.source * len(self.nodes) + self.links.target
+
+    def throughputs(self) -> Floats:
+        """Return what each pair of an overlay has for itself, (N, N), in bit/s; 0: it has no link."""
+        links = self.links
+        egress, ingress = (
+            np.array([np.inf if cap is None else cap for cap in caps])
+            for caps in ([node.egress for node in self.nodes], [node.ingress for node in self.nodes])
+        )
+        rates = np.zeros((len(self.nodes), len(self.nodes)))
+        least = np.minimum(egress[links.source], ingress[links.target])
+        rates[links.source, links.target] = np.minimum(links.rate, least)
+        return rates

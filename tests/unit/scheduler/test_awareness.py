@@ -1001,5 +1001,9 @@ def test_a_cap_moves_by_what_it_takes_from_the_links_behind_it(word):
 
 def test_rates_are_what_a_pair_has_for_itself():
     network = estimate(gone=[(0, 2)], egress=[(1, 3 * M)]).network
-    assert throughputs(network, [(0, 1), (1, 0), (0, 2)]) == {(0, 1): 10 * M, (1, 0): 3 * M, (0, 2): 0.0}
+    assert throughputs(NetworkColumns.of(network), [(0, 1), (1, 0), (0, 2)]) == {
+        (0, 1): 10 * M,
+        (1, 0): 3 * M,
+        (0, 2): 0.0,
+    }
     assert network.link(Rank(0), Rank(1)).rate == 10 * M
