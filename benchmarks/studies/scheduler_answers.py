@@ -91,7 +91,7 @@ class Member:
     def hear(self) -> None:
         """Take all that has come."""
         before = self._received
-        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while self._socket.poll(0):
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             sequence = int.from_bytes(frames[0][12:20], "little")
             if len(frames[0]) > _LARGE:  # with a policy of hundreds of trees, which takes too long to decode
@@ -136,9 +136,12 @@ def play(port: int, ranks: range, options: argparse.Namespace, *, asks: float) -
         poller.register(member.socket, zmq.POLLIN)
 
     def serve(until: float) -> None:
-        while (left := until - time.monotonic()) > 0:
+        while True:
+            left = max(0.0, until - time.monotonic())
             for socket, _ in poller.poll(int(1e3 * min(left, 0.2))):
                 by_socket[socket].hear()
+            if not left:
+                return
 
     deadline = time.monotonic() + _JOIN_S
     while not all(member.joined for member in members):
@@ -307,7 +310,8 @@ def main() -> None:
             )
     print(
         f"the scheduler took {found['scheduler_cpu_s']:.0f} s of a processor and "
-        f"{found['scheduler_rss'] / 1e6:.0f} MB, forming {found['forming_cpu_s']:.0f} s; policies formed in {found['formed_in_s']} s"
+        f"{found['scheduler_rss'] / 1e6:.0f} MB, forming {found['forming_cpu_s']:.0f} s; policies formed in "
+        f"{found['formed_in_s']} s"
     )
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

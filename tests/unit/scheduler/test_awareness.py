@@ -23,6 +23,7 @@ from netstorm.scheduler.awareness import (
     routed_pairs,
     throughputs,
 )
+from netstorm.scheduler.link_columns import NetworkColumns
 from netstorm.topology.network import Link, Network, Node, Rank, Routing, generate
 
 M = 1e6
