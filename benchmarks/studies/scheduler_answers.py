@@ -103,6 +103,17 @@ class Member:
         if self._received > before:
             self._put(m.Ack(received=self._received), 0)
 
+    def ask(self, round: int) -> float:
+        """Begin a round of its key; return the seconds until the scheduler has answered."""
+        asked = time.monotonic()
+        self.answers.clear()
+        self.say(_begun(self.key, round))
+        while not self.answers:
+            if not self._socket.poll(30_000):
+                raise SystemExit("the scheduler has not answered for 30 s")
+            self.hear()
+        return time.monotonic() - asked
+
     def _take(self, message: m.Message) -> None:
         match message:
             case m.Welcome():
@@ -162,13 +173,7 @@ def play(port: int, ranks: range, options: argparse.Namespace, *, asks: float) -
         member = members[turn % len(members)]
         if asks:
             asked = time.monotonic()
-            member.answers.clear()
-            member.say(_begun(member.key, turn))
-            while not member.answers:
-                if not poller.poll(30_000):
-                    raise SystemExit("the scheduler has not answered for 30 s")
-                member.hear()
-            took.append((asked - began, 1e3 * (time.monotonic() - max(due, asked))))
+            took.append((asked - began, 1e3 * member.ask(turn)))
             if turn % int(max(1, asks)) == 0:
                 member.say(m.Heartbeat())
             continue
