@@ -17,10 +17,12 @@ from itertools import pairwise
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from netstorm.errors import Unreachable
 from netstorm.protocol.messages import FailedLink
 from netstorm.scheduler.awareness import FailedLinkRecord, NetworkEstimate
+from netstorm.scheduler.link_columns import NetworkColumns
 from netstorm.scheduler.policies import (
     FormationRequest,
     FormationResult,
@@ -229,11 +231,9 @@ class LinkFailures:
         self._general = False
         if estimate is None:
             network = replace(self._network, changes=())
-            estimate = NetworkEstimate(
-                network=network, errors=(_ERROR,) * len(network.links), cap_error=0.0, measured=frozenset()
-            )
+            estimate = NetworkEstimate.of(network, errors=(_ERROR,) * len(network.links), cap_error=0.0)
         estimate = _estimate_without(estimate, self.avoided)
-        workload, known = summed or planned.workload, planned.known or bool(estimate.measured)
+        workload, known = summed or planned.workload, planned.known or bool(estimate.known.any())
         self._requests += 1
         self._request_why = why
         self._request = FormationRequest.of(
@@ -284,21 +284,13 @@ def _reached(ways: Mapping[int, Collection[int]], start: int) -> set[int]:
 
 
 def _estimate_without(estimate: NetworkEstimate, avoided: Collection[tuple[int, int]]) -> NetworkEstimate:
-    network = _as_overlay(estimate.network)
-    errors = (
-        estimate.errors
-        if network is estimate.network
-        else (max(estimate.errors, default=_ERROR),) * len(network.links)
-    )
-    usable = [
-        (link, error)
-        for link, error in zip(network.links, errors, strict=True)
-        if (link.source, link.target) not in avoided
-    ]
+    columns, errors = estimate.columns, estimate.errors
+    if columns.routing is not Routing.OVERLAY:
+        columns = NetworkColumns.of(_as_overlay(estimate.network))
+        errors = np.full(len(columns.links), errors.max(initial=0.0) or _ERROR)
+    usable = ~np.isin(columns.ids, [source * len(columns.nodes) + target for source, target in avoided])
     return replace(
-        estimate,
-        network=replace(network, links=tuple(link for link, _ in usable), changes=()),
-        errors=tuple(error for _, error in usable),
+        estimate, columns=replace(columns, links=columns.links.chosen(usable)), errors=errors[usable]
     )
 
 

@@ -646,9 +646,11 @@ class Job:
         liveness = self.members.liveness
         if now >= liveness.next_check():
             self.members.inquire(liveness.overdue(now))
-        for text in liveness.take_warnings(now):
+        texts = list(liveness.take_warnings(now))
+        for text in texts:
             _log.warning("%s", text)
-            self.members.send_all(m.Waiting(text=text))
+        if texts:  # in one message: with hundreds of nodes, a message to each about each takes seconds
+            self.members.send_all(m.Waiting(text=list_some(texts)))
 
     def _suspect(self, rank: int, message: m.Suspect, now: float) -> m.PeerGone | None:
         """Handle a rank's report that it cannot reach another one. Returns that it is lost, if it is."""

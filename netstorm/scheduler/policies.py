@@ -11,10 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from netstorm.errors import SettingsError, UsageError
 from netstorm.protocol.codecs import SLOT_ELEMENT_BYTES, ChunkSizes
-from netstorm.scheduler.awareness import Collector, NetworkEstimate, largest_change, throughputs
+from netstorm.scheduler.awareness import (
+    Collector,
+    NetworkEstimate,
+    largest_change,
+    pairs_of,
+    throughputs,
+)
+from netstorm.scheduler.link_columns import Flags, Floats, LinkColumns, NetworkColumns, PackedLinks
 from netstorm.scheduler.options import chunk_sizes
 from netstorm.scheduler.rounds import KeyRegistry
 from netstorm.settings import AuxSearch, Settings
@@ -281,8 +289,8 @@ class FormationRequest(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """The result has the same number."""
     nodes: tuple[Node, ...]
-    links: tuple[Link, ...]
-    errors: tuple[float, ...]
+    packed_links: PackedLinks
+    packed_errors: bytes
     """Standard errors of the rates, as fractions, by link."""
     cap_error: float
     """Standard error of access caps, as a fraction."""
@@ -310,20 +318,29 @@ class FormationRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Ask for a policy for a network estimate; `frozen`: keep the roots of this policy; `judged`: take it
         only if it is better.
         """
-        network = estimate.network
         return cls(
             number=number,
-            nodes=network.nodes,
-            links=network.links,
-            errors=estimate.errors,
+            nodes=estimate.columns.nodes,
+            packed_links=estimate.columns.links.pack(),
+            packed_errors=estimate.errors.tobytes(),
             cap_error=estimate.cap_error,
-            routing=network.routing,
+            routing=estimate.columns.routing,
             topology=topology,
             options=options,
             in_force=in_force,
             frozen=frozen,
             judged=judged,
         )
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The links."""
+        return LinkColumns.unpack(self.packed_links).links()
+
+    @property
+    def errors(self) -> Floats:
+        """Standard errors of the rates, as fractions, by link."""
+        return np.frombuffer(self.packed_errors)
 
     def network(self) -> Network:
         """Return the estimated network."""
@@ -344,7 +361,7 @@ class FormationRequest(msgspec.Struct, frozen=True, kw_only=True):
             ),
             links=tuple(
                 replace(link, rate=drawn(link.rate, error))
-                for link, error in zip(self.links, self.errors, strict=True)
+                for link, error in zip(self.links, self.errors.tolist(), strict=True)
             ),
             routing=self.routing,
         )
@@ -373,17 +390,21 @@ class FormationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def tree_pairs(policy: Policy) -> frozenset[tuple[int, int]]:
     """Return the (source, target) pairs that a policy's trees use, between the members of the job."""
-    ranks = policy.members or range(policy.size)
+    return pairs_of(tree_links(policy))
+
+
+def tree_links(policy: Policy) -> Flags:
+    """Return the same as an (N, N) matrix: a thousand trees of 512 nodes have a million hops."""
     trees: Sequence[Tree | MemberTree] = policy.trees
     if policy.members:
         trees = [MemberTree(tree, policy.members) for tree in policy.trees]
-    return frozenset(
-        pair
-        for tree in trees
-        for rank in ranks
-        if rank != tree.root
-        for pair in ((rank, tree.reduce_parent[rank]), (tree.broadcast_parent[rank], rank))
-    )
+    ranks = np.array(policy.members or range(policy.size))
+    used = np.zeros((policy.size, policy.size), bool)
+    for tree in trees:
+        others = ranks[ranks != tree.root]
+        used[others, np.array(tree.reduce_parent)[others]] = True
+        used[np.array(tree.broadcast_parent)[others], others] = True
+    return used
 
 
 # The first policy of a job, and what is assumed before anything is measured.
@@ -611,12 +632,12 @@ def is_better(result: FormationResult, error: float) -> bool:
 class PolicyTakeover:
     """What new policies take over from the rounds under way."""
 
-    def __init__(self, network: Network | None, first: Policy) -> None:
+    def __init__(self, network: NetworkColumns | None, first: Policy) -> None:
         """Begin with the first policy; None: of its network nothing is known."""
         self._planned = throughputs(network, tree_pairs(first)) if network else {}
         """By (source, target): the highest planned rate since the last full takeover."""
 
-    def applied(self, result: FormationResult, policy: Policy, network: Network) -> Policy:
+    def applied(self, result: FormationResult, policy: Policy, network: NetworkColumns) -> Policy:
         """Return a policy that is to be installed, with what it takes over; `network`: what it is for."""
         rates = throughputs(network, tree_pairs(policy) | self._planned.keys())
         takes_over = result.seconds + _TAKEOVER_S < result.seconds_before < math.inf
@@ -682,7 +703,7 @@ class Adaptation:
         """The network that was last planned for; None: not enough of it was measured."""
         self._routed: frozenset[tuple[int, int]] = frozenset()
         """Its pairs that are no links."""
-        self._takeover: Final = PolicyTakeover(self._planned.network if self._planned else None, first)
+        self._takeover: Final = PolicyTakeover(self._planned.columns if self._planned else None, first)
         self._schedule: Final = UpdateSchedule(
             assumptions.settings.update_time_s, len(assumptions.network.links), now
         )
@@ -694,6 +715,8 @@ class Adaptation:
         self._asked: FormationRequest | None = None
         self._asked_for: NetworkEstimate | None = None
         """The network of that request."""
+        self._used: tuple[Policy, Flags] | None = None
+        """A policy, and the links that its trees use."""
         self._routes_are_new = False
         """For the policy in force, pairs were taken for links that are none."""
         self._number = 0
@@ -791,30 +814,28 @@ class Adaptation:
             result.seconds
             < result.seconds_before  # rates and errors were measured beside pairs that are no links
             if self._routes_are_new
-            else is_better(result, statistics.median(asked.errors))
+            else is_better(result, float(np.median(asked.errors)))
         )
         self._schedule.came_to(something=better)
         if not better:
             self.reason += f"; no new policy: {times}, within what is uncertain of the estimates"
             return None
         self.reason += f"; {times}"
-        return self._next(self._takeover.applied(result, formed, estimate.network), policy)
+        return self._next(self._takeover.applied(result, formed, estimate.columns), policy)
 
     # ------------------------------------------------------------------------------------------------ inside
 
     def _request(self, estimate: NetworkEstimate, policy: Policy) -> FormationRequest:
         explores = self._settings.explore and not self._trusted  # what is trusted need not be measured
         # Links that no tree uses change, too: measuring them once is not enough.
-        unmeasured = (
-            sorted(estimate.network.linked_pairs(), key=estimate.measured.__contains__) if explores else ()
-        )
+        unmeasured = estimate.least_known() if explores else ()
         return FormationRequest.of(
             estimate,
             number=self._number,
             topology=self._settings.topology,
             options=self._settings.options(
                 self._workload,
-                known=self._known or bool(estimate.measured),
+                known=self._known or bool(estimate.known.any()),
                 unmeasured=unmeasured,
                 measured=estimate.measured if explores else (),
             ),
@@ -831,7 +852,7 @@ class Adaptation:
     def _reason(self, estimate: NetworkEstimate, policy: Policy, workload: Workload, now: float) -> str:
         """Return why a policy is to be formed, for a person; empty: it is not."""
         if estimate.routed != self._routed and self._schedule.allows(now, large=True):
-            every = len(estimate.routed) + len(estimate.network.links)
+            every = len(estimate.routed) + len(estimate.columns.links)
             return f"by latencies, {len(estimate.routed)} of {every} pairs of nodes are routes over others"
         rate = self._settings.update_rate
         if rate == 0.0:  # the paper's: every UPDATE_TIME, whether a change is significant or not (§VIII-B)
@@ -853,9 +874,13 @@ class Adaptation:
 
     def _measured_enough(self, estimate: NetworkEstimate, policy: Policy, now: float) -> str:
         """Return, for a person, that enough is measured to plan for it; empty: it is not."""
-        used = tree_pairs(policy) - estimate.routed
-        measured = len(used & estimate.measured)
+        if self._used is None or self._used[0] is not policy:
+            self._used = policy, tree_links(policy)
+        used = self._used[1].copy()
+        for pair in estimate.routed:
+            used[pair] = False
+        measured, in_use = int((used & estimate.known).sum()), int(used.sum())
         long = now - self._first_report_at >= _LONG_ENOUGH * self._settings.update_time_s
-        if not measured or (measured < _ENOUGH * len(used) and not long):
+        if not measured or (measured < _ENOUGH * in_use and not long):
             return ""
-        return f"{len(estimate.measured)} of {len(estimate.network.links)} links are measured"
+        return f"{int(estimate.known.sum())} of {len(estimate.columns.links)} links are measured"

@@ -17,8 +17,10 @@ from dataclasses import replace
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from netstorm.errors import UsageError
+from netstorm.scheduler.link_columns import LinkColumns
 from netstorm.scheduler.policies import FormationRequest, FormationResult, tree_pairs
 from netstorm.topology.form import form_with_options, with_auxiliary_paths
 from netstorm.topology.network import Link, Network, Rank, Routing
@@ -134,8 +136,8 @@ class Restriction:
         self.request: Final = msgspec.structs.replace(
             request,
             nodes=tuple(replace(request.nodes[rank], rank=self._number[rank]) for rank in self._members),
-            links=tuple(link for link, _ in links.values()),
-            errors=tuple(error for _, error in links.values()),
+            packed_links=LinkColumns.of(link for link, _ in links.values()).pack(),
+            packed_errors=np.array([error for _, error in links.values()], float).tobytes(),
             routing=Routing.OVERLAY,
             options=self._options(request.options),
             in_force=self._contracted(request.in_force),
@@ -225,9 +227,9 @@ def _renumbered(parent: int, numbers: Mapping[int, int] | tuple[int, ...]) -> in
 def _links(request: FormationRequest) -> list[tuple[Link, float]]:
     """Return the links of all pairs that may communicate, with their errors."""
     if request.routing is Routing.OVERLAY:
-        return list(zip(request.links, request.errors, strict=True))
+        return list(zip(request.links, request.errors.tolist(), strict=True))
     network: Network = request.network()
-    error = max(request.errors, default=0.0)
+    error = float(request.errors.max(initial=0.0))
     found = []
     for source, target in network.pairs():
         link = network.link(source, target)

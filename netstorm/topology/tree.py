@@ -336,7 +336,7 @@ def adjacency(ranks: Sequence[Rank], delays: Delays) -> Adjacency:
     for (source, target), delay in sorted(delays.items()):
         sources[target].append((source, delay))
         targets[source].append((target, delay))
-    return Adjacency(sources, targets)
+    return Adjacency(sources, sources if sources == targets else targets)
 
 
 def fastest_tree(links: Adjacency, root: Rank) -> Tree:
@@ -362,7 +362,7 @@ def _tree(links: Adjacency, root: Rank, *, by_hops: bool) -> Tree:
     lost = _without(up, root)
     if lost:
         raise Unreachable(f"there is no path from {shown_ranks(lost)} to rank {root}")
-    down = up if links.sources == links.targets else _parents(links.targets, root, by_hops=by_hops)
+    down = up if links.sources is links.targets else _parents(links.targets, root, by_hops=by_hops)
     lost = _without(down, root)
     if lost:
         raise Unreachable(f"there is no path from rank {root} to {shown_ranks(lost)}")
@@ -388,7 +388,10 @@ def _parents(steps: Sequence[Sequence[tuple[int, float]]], root: int, *, by_hops
             continue
         first, second = cost
         for other, delay in steps[node]:
-            further = (first + 1, second + delay) if by_hops else (first + delay, second + 1)
+            total = first + 1 if by_hops else first + delay
+            if total > costs[other][0]:  # as of most links of a mesh: without a pair for each, half the time
+                continue
+            further = (total, second + delay if by_hops else second + 1)
             if further < costs[other]:
                 costs[other] = further
                 parents[other] = node

@@ -23,6 +23,7 @@ from netstorm.scheduler.awareness import (
     routed_pairs,
     throughputs,
 )
+from netstorm.scheduler.link_columns import NetworkColumns
 from netstorm.topology.network import Link, Network, Node, Rank, Routing, generate
 
 M = 1e6
@@ -472,10 +473,9 @@ def test_a_look_works_out_only_what_something_was_said_of(monkeypatch):
     counts = []
     update = PlannedLinks.update
 
-    def counted(self, links):
-        links = list(links)
-        counts.append(len(links))
-        update(self, links)
+    def counted(self, places, planned):
+        counts.append(len(places))
+        update(self, places, planned)
 
     monkeypatch.setattr(PlannedLinks, "update", counted)
     assert found.estimate(2.0).network is before.network
@@ -948,8 +948,8 @@ def estimate(*, error=0.03, egress=(), ingress=(), gone=(), **rates):
         for node in network.nodes
     )
     pairs = frozenset((link.source, link.target) for link in links)
-    return NetworkEstimate(
-        network=replace(network, nodes=nodes, links=links),
+    return NetworkEstimate.of(
+        replace(network, nodes=nodes, links=links),
         errors=(error,) * len(links),
         cap_error=error,
         measured=pairs,
@@ -1002,5 +1002,9 @@ def test_a_cap_moves_by_what_it_takes_from_the_links_behind_it(word):
 
 def test_rates_are_what_a_pair_has_for_itself():
     network = estimate(gone=[(0, 2)], egress=[(1, 3 * M)]).network
-    assert throughputs(network, [(0, 1), (1, 0), (0, 2)]) == {(0, 1): 10 * M, (1, 0): 3 * M, (0, 2): 0.0}
+    assert throughputs(NetworkColumns.of(network), [(0, 1), (1, 0), (0, 2)]) == {
+        (0, 1): 10 * M,
+        (1, 0): 3 * M,
+        (0, 2): 0.0,
+    }
     assert network.link(Rank(0), Rank(1)).rate == 10 * M

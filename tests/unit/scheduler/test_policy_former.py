@@ -31,9 +31,7 @@ def mesh(size, fast=()):
 def request(network, members, *, topology="fapt", frozen=False, **options):
     policy = form_policy(network, "fapt")
     in_force = msgspec.structs.replace(policy, version=3, members=members)
-    estimate = NetworkEstimate(
-        network=network, errors=(0.1,) * len(network.links), cap_error=0.0, measured=frozenset()
-    )
+    estimate = NetworkEstimate.of(network, errors=(0.1,) * len(network.links), cap_error=0.0)
     return FormationRequest.of(
         estimate,
         number=7,
