@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the generated pages of the documentation: settings, commands, the wire protocol, and authority; and the
-table of PyTorch's releases in its guide.
+"""Writes the generated pages of the documentation: settings, commands, the wire protocol, and authority; and
+the table of PyTorch's releases in its guide.
 
     scripts/docs_reference.py            writes the pages, in docs/reference
     scripts/docs_reference.py --check    writes nothing; the exit code is 1 if a page is stale
@@ -136,7 +136,9 @@ def pages() -> Mapping[str, str]:
             "docs/reference/commands.md": commands_page(),
             "docs/reference/wire-protocol.md": protocol_page(),
             "docs/reference/authority.md": authority_page(),
-            _PYTORCH: with_generated(_read(ROOT / _PYTORCH), releases_table(ROOT / "docs" / "data" / "torch")),
+            _PYTORCH: with_generated(
+                _read(ROOT / _PYTORCH), releases_table(ROOT / "docs" / "data" / "torch")
+            ),
         }
     )
 

@@ -1,11 +1,12 @@
-"""A plugin of pytest: writes down which tests have run with which releases of PyTorch and Python, and how they ended.
+"""A plugin of pytest: writes down what has run with which releases of PyTorch and Python, and how it ended.
 
-scripts/test_torch.sh loads it; scripts/docs_reference.py makes the table of docs/guides/pytorch.md of what it writes.
+scripts/test_torch.sh loads it. scripts/docs_reference.py makes the table in docs/guides/pytorch.md of what it
+has written.
 """
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import platform
 from pathlib import Path
@@ -56,7 +57,7 @@ class Recorder:
         record: dict[str, Any] = {
             "pytorch": torch.__version__,
             "python": platform.python_version(),
-            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+            "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
             "ran": self._ran,
             "passed": len(self._ended["passed"]),
             "failed": sorted(set(self._ended["failed"])),

@@ -4,10 +4,10 @@
     netstorm launch -n 4 -- python benchmarks/studies/quorum.py --json quorum.json
 
 The last rank is the slow one. A step takes as long as is said, so that the result does not depend on the
-machine. Trainings take turns; times are rank 0's, of as many steps as the others count, too. Ratios are to the
-training of the same turn in which all ranks are alike and sums wait for all. "Waited" is what steps took beside
-the time that is said: beginning sums, waiting for them, applying them. With NETSTORM_ELASTIC=2:4 the job is an
-elastic one.
+machine. Trainings take turns; times are rank 0's, of as many steps as the others count, too. Ratios are to
+the training of the same turn in which all ranks are alike and sums wait for all. "Waited" is what steps took
+beside the time that is said: beginning sums, waiting for them, applying them. With NETSTORM_ELASTIC=2:4 the
+job is an elastic one.
 """
 
 from __future__ import annotations
