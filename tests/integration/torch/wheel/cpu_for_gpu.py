@@ -28,7 +28,7 @@ def use_the_cpu_for_gpus() -> None:
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment,misc]
     torch.Tensor.cuda = _same  # type: ignore[assignment,method-assign]
     torch.nn.Module.cuda = _same  # type: ignore[assignment,method-assign]
-    torch.Stream = _CpuStream  # type: ignore[assignment,misc]
+    torch.Stream = _CpuStream  # type: ignore[misc]
     move, begin = torch.nn.Module.to, DistributedDataParallel.__init__
 
     def to(module: Any, *arguments: Any, **named: Any) -> Any:
