@@ -222,7 +222,7 @@ def with_generated(page: str, lines: Sequence[str]) -> str:
     _, end, after = rest.partition(END_MARK)
     if not mark or not end:
         raise ValueError(f"expected a line {MARK!r}, and below it {END_MARK!r}, in the page")
-    return "\n".join([before + mark, *lines, end + after])
+    return "\n".join([before + mark, "", *lines, "", end + after])
 
 
 def releases_table(folder: Path) -> list[str]:

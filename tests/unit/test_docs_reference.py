@@ -93,7 +93,7 @@ def test_the_table_of_releases_is_in_their_order_and_tells_what_failed(script, t
 
 
 def test_only_what_stands_between_the_marks_is_replaced(script):
-    page = f"above\n{script.MARK}\nold\n{script.END_MARK}\nbelow\n"
+    page = f"above\n{script.MARK}\n\nold\n\n{script.END_MARK}\nbelow\n"
     assert script.with_generated(page, ["new"]) == page.replace("old", "new")
     with pytest.raises(ValueError, match="expected a line"):
         script.with_generated("above\n", ["new"])
