@@ -607,7 +607,8 @@ class GeneralNode:
 
     def is_behind(self, key: int, number: int, *, begun: bool) -> bool:
         """Return whether a round that need not wait for all has ended, at least in part, before this rank's
-        program has begun it; or whether others have `begun` it, as far as this node sees.
+        program has begun it; or whether others have `begun` it, as far as this node sees. May be called in
+        any thread: a program asks after each step, and should not have to wait for the I/O thread.
         """
         joined = self.joined
         round = None if joined is None else joined.aggregation.rounds.get((key, number))

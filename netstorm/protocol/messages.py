@@ -312,7 +312,8 @@ class Part(DataMessage, frozen=True, tag=40):
     """Version of the policy that this round of this key is bound to."""
     tree: int
     contributors: bytes
-    """Bit set of the ranks already added in, little-endian (`bits_from_wire`)."""
+    """Bit set of the ranks already added in, little-endian (`bits_from_wire`). A result of nobody, with
+    `loss`, says that the round has begun."""
     dtype: str
     """NumPy name of the values' type."""
     priority: int = 0

@@ -137,11 +137,8 @@ class ProcessGroupMember(GroupMember):
 
     def is_behind(self, calls: GroupCalls, *, begun: bool) -> bool:
         """Return whether the next call of a sequence has ended, or only `begun`, without this rank."""
-        rounds = calls.next_rounds().items()
-        asked = self.runtime.ask(
-            lambda node: any(node.is_behind(key, round, begun=begun) for key, round in rounds)
-        )
-        return asked.result()
+        node = self.runtime.node
+        return any(node.is_behind(key, round, begun=begun) for key, round in calls.next_rounds().items())
 
     def _next_calls(self) -> GroupCalls:
         """Return the sequence that the caller's next call is one of.

@@ -351,6 +351,9 @@ class Aggregation:
             self._forward(round, chunk, total)
         elif round.results[chunk]:
             self.counters.add("results_known_before")
+        elif part.loss is not None and not contributors:
+            self._terms_came(round, part.loss)
+            self.send_down(round, chunk, None, way=way, priority=part.priority, contributors=0)
         else:
             check_sum_is_in(peer, part, round, way[0])
             if part.loss is not None:
@@ -455,7 +458,7 @@ class Aggregation:
             chunk: its number.
             payload: the result; None: zeros.
             way: the chunk's.
-            contributors: bit set of the ranks that are in the result.
+            contributors: bit set of the ranks that are in the result; 0: the round has only begun.
             crc: its checksum; None: not known.
             priority: the root's; None: this node is the root.
         """
@@ -828,10 +831,11 @@ def _check_sender(peer: Peer, part: Part, key: Key, plan: Plan, tree: int) -> in
 
 def _check_contributors(part: Part, key: Key, expected: int) -> int:
     """Return the bit set of the part's contributors: all that are expected, or some if a round may end
-    without the others.
+    without the others; or nobody, if the part only says from above that such a round has begun.
     """
     contributors = bits_from_wire(part.contributors)
-    some = part.loss is not None and contributors and not contributors & ~expected
+    some = part.loss is not None and not contributors & ~expected
+    some = some and (contributors > 0 or part.phase is Phase.BROADCAST)
     if contributors != expected and not some:
         whose = "the sender's subtree" if part.phase is Phase.REDUCE else "all ranks of the policy"
         raise ProtocolViolation(f"{_name(part, key)} counts ranks {ranks_in(contributors)}, not {whose}")

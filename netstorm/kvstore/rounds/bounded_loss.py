@@ -9,6 +9,10 @@ decides, each result names who is in it, and a rank that is not keeps its contri
 The bound holds for each root and step: for all chunks that a node is the root of, of all keys of a store, in
 rounds of one number. Nothing is ended unless everything that is late can be: a step waits for all its chunks,
 so ending some of them alone would lose without gaining.
+
+A program that is behind joins the round that others have begun, if it hears of it in time (`DiLoCo`'s
+quorum). A leaf hears nothing before the result. So a root that lacked somebody in a chunk's last result sends
+word down its tree when the next round begins: a result of nobody.
 """
 
 from __future__ import annotations
@@ -309,6 +313,7 @@ class BoundedLoss(Extension):
                 deadline_s = round.loss.terms.deadline_s
                 heapq.heappush(self._deadlines, (now + _PASS_ON * deadline_s, False, owner))
                 heapq.heappush(self._deadlines, (now + deadline_s, True, owner))
+                self._announce(round)
         self._new.clear()
         while self._deadlines and (
             self._deadlines[0][0] <= now or self._deadlines[0][2] not in self._rounds.rounds
@@ -336,6 +341,15 @@ class BoundedLoss(Extension):
         self._importance.clear()
 
     # ------------------------------------------------------------------------------------------------- inside
+
+    def _announce(self, round: Round) -> None:
+        """Say that a round has begun to those below this root, if somebody was late for its last result."""
+        for chunk, is_here in enumerate(round.results):
+            plan, tree = round.way_of(chunk)
+            late = not is_here and self._missed.has_missed(round.key.identity, chunk)
+            if late and plan.root[tree] == self._rounds.rank:
+                self._rounds.send_down(round, chunk, None, way=(plan, tree), contributors=0)
+                return  # one of its trees reaches everybody
 
     def _time_over(self, round: Round, loss: RoundLoss, *, over: bool) -> None:
         if over:
@@ -459,6 +473,10 @@ class MissedRounds:
         else:
             known = self._missed.get((key, chunk), {})
             self._missed[key, chunk] = {rank: known.get(rank, 0) + 1 for rank in ranks_in(missing)}
+
+    def has_missed(self, key: int, chunk: int) -> bool:
+        """Return whether somebody was missing from the last result."""
+        return (key, chunk) in self._missed
 
     def may_miss(self, key: int, chunk: int, missing: int) -> bool:
         """Return whether all of some ranks (a bit set) may be missing from the next result."""

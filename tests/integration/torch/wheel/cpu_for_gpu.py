@@ -28,6 +28,7 @@ def use_the_cpu_for_gpus() -> None:
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment,misc]
     torch.Tensor.cuda = _same  # type: ignore[assignment,method-assign]
     torch.nn.Module.cuda = _same  # type: ignore[assignment,method-assign]
+    torch.Stream = _CpuStream  # type: ignore[misc]
     move, begin = torch.nn.Module.to, DistributedDataParallel.__init__
 
     def to(module: Any, *arguments: Any, **named: Any) -> Any:
@@ -41,6 +42,13 @@ def use_the_cpu_for_gpus() -> None:
     torch.nn.Module.to = to  # type: ignore[assignment]
     DistributedDataParallel.__init__ = begin_without_devices  # type: ignore[assignment,method-assign]
     _ToCpu().__enter__()
+
+
+class _CpuStream(torch.Stream):
+    """What `torch.Stream()` is where PyTorch is built for CPUs: a build for GPUs asks for a driver."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return super().__new__(cls, device="cpu")
 
 
 class _ToCpu(TorchFunctionMode):

@@ -241,12 +241,18 @@ def test_what_comes_twice_counts_once(ranks):
     assert ranks.counters[ROOT].snapshot()["contributions_counted_before"] == 1
 
 
-def test_a_result_names_somebody(ranks):
+def test_a_result_of_nobody_says_that_the_round_has_begun_if_it_may_end_without_some(ranks):
     ranks.deliver(sum_of_two(ranks))
-    result = sent(ranks, ROOT, contributors=b"", loss=TERMS)
-    assert result[2].phase is Phase.BROADCAST
+    sender, receiver, part, data = sent(ranks, ROOT, contributors=b"")
+    assert part.phase is Phase.BROADCAST
     with pytest.raises(ProtocolViolation, match="not all ranks of the policy"):
-        ranks.deliver(result)
+        ranks.deliver((sender, receiver, part, data))
+    ranks.deliver((sender, receiver, msgspec.structs.replace(part, loss=TERMS), None))
+    [round] = ranks.nodes[receiver].rounds.values()
+    assert round.loss is not None
+    assert not any(round.results)
+    passed_on = sent(ranks, receiver)
+    assert (passed_on[1], passed_on[2].phase, passed_on[2].contributors) == (CHILD, Phase.BROADCAST, b"")
 
 
 def test_the_share_that_always_counts_falls_with_the_results_and_not_below_the_least() -> None:
