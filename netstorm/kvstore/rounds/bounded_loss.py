@@ -307,6 +307,8 @@ class BoundedLoss(Extension):
 
     def tick(self, now: float) -> None:
         """Do what is due: pass on incomplete sums, end chunks that are late."""
+        if self._is_held():
+            return
         for owner in self._new:
             round = self._rounds.rounds.get(owner)
             if round is not None and round.loss is not None:
@@ -327,6 +329,8 @@ class BoundedLoss(Extension):
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
+        if self._is_held():
+            return math.inf
         if self._new or self._changed:
             return 0.0
         return self._deadlines[0][0] if self._deadlines else math.inf
@@ -341,6 +345,9 @@ class BoundedLoss(Extension):
         self._importance.clear()
 
     # ------------------------------------------------------------------------------------------------- inside
+
+    def _is_held(self) -> bool:
+        return any(extension.holds_ends() for extension in self._rounds.extensions)
 
     def _announce(self, round: Round) -> None:
         """Say that a round has begun to those below this root, if somebody was late for its last result."""

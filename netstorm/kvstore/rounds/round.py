@@ -101,6 +101,10 @@ class Extension:
         """Return whether an operation may begin now."""
         return True
 
+    def holds_ends(self) -> bool:
+        """Return whether no result may come up now: nobody would hear of it."""
+        return False
+
     def version_of(self, key: int, round: int) -> int | None:
         """Return the policy version of a round that the scheduler has bound to none."""
         return None

@@ -254,6 +254,10 @@ class ViewChanges(Extension):
         """Return whether the view does not change."""
         return not self.changing
 
+    def holds_ends(self) -> bool:
+        """Return whether the view changes: this node has reported which results it has."""
+        return self.changing
+
     def refuses(self, operation: Operation) -> NodeLost | None:
         """Return an error if a result of a round was lost before this rank had it."""
         lost = operation.round in self._lost.get(operation.key.identity, ())

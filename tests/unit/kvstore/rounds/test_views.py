@@ -17,7 +17,15 @@ from netstorm.kvstore.rounds.node_rounds import NodeRounds
 from netstorm.kvstore.rounds.views import KeptResult, KeptResults, Receipts
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer, bits_to_wire, checksum
-from netstorm.protocol.messages import Binding, KeyGrant, NewView, Phase, RoundResults, ViewAgreed
+from netstorm.protocol.messages import (
+    Binding,
+    KeyGrant,
+    LossTerms,
+    NewView,
+    Phase,
+    RoundResults,
+    ViewAgreed,
+)
 from netstorm.pslite.machine import Call, Send
 from netstorm.scheduler.views import ViewAgreement
 from netstorm.topology.network import Rank
@@ -53,12 +61,17 @@ class Job:
         self.nodes[rank], self.outboxes[rank], self.keys[rank] = node, outbox, key
         self.counters[rank] = counters
 
-    def push(self, rank, value):
+    def push(self, rank, value, **more):
         key = self.keys[rank]
         result = np.full(6, value, np.float32)
         outcome: list[Exception | None] = []
         operation = Operation(
-            key=key, round=key.take_round(), source=result, destination=result, done=outcome.append
+            key=key,
+            round=key.take_round(),
+            source=result.copy(),
+            destination=result,
+            done=outcome.append,
+            **more,
         )
         self.nodes[rank].submit(operation, now=0.0)
         self.collect(rank)
@@ -133,6 +146,30 @@ def test_whenever_a_rank_leaves_the_others_have_the_same_sums_of_the_contributor
             for chunk in range(2):
                 if chunks >> chunk & 1:
                     assert set(result[4 * chunk : 4 * chunk + 4].tolist()) == {total}
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["deadline in the change", "deadline before it"])
+def test_from_the_announcement_to_the_agreement_no_late_chunk_is_ended(before):
+    job, terms = Job(), LossTerms(bound=0.5, deadline_s=0.05)
+    pushed = {rank: job.push(rank, 10.0**rank, loss=terms) for rank in (0, 1)}
+    job.nodes[0].tick(1.0)
+    job.nodes[1].tick(1.0)
+    job.nodes[1].tick(1.05)  # an inner node passes on what it has
+    job.collect(1)
+    job.deliver_all()
+    if before:
+        job.nodes[0].tick(1.06)
+        job.collect(0)
+    agreed = job.change(0, 1)
+    job.nodes[0].tick(1.07)
+    assert before or job.nodes[0].next_tick() == math.inf
+    job.collect(0)
+    job.deliver_all()  # what was sent by the policy before is dropped
+    job.agree(agreed)
+    job.deliver_all()
+    for _, result, outcome in pushed.values():
+        assert outcome == [None]
+        assert set(result.tolist()) == {11.0}
 
 
 def test_from_the_announcement_to_the_agreement_nothing_is_begun_or_taken():
