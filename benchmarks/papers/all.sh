@@ -1,7 +1,8 @@
 #!/bin/bash
 # Makes the JSON of the papers' rows anew, and docs/papers.md of it: benchmarks/papers/all.sh [--wan | --wan-alone]
-# Without --wan nothing needs root. --wan runs real nodes in network namespaces, too, as root; then nothing else
-# should run on the machine. --wan-alone is that part. What each step took is said as it ends.
+# Without --wan nothing needs root; that takes about half an hour of a processor, and uses all. --wan runs real nodes
+# in network namespaces, too, as root; then nothing else should run on the machine. --wan-alone is that part: 31
+# minutes, and about 20 more for the trainings, which come last. What each step took is said as it ends.
 set -eu
 case "${1:-}" in "" | --wan | --wan-alone) ;; *) echo "usage: $0 [--wan | --wan-alone], not $1" >&2 && exit 2 ;; esac
 cd "$(dirname "$0")/../.."
