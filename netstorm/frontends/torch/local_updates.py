@@ -520,7 +520,8 @@ class DiLoCo(StepHook):
             self._go_on(taken=0, hurries=True)
 
     def _present(self) -> frozenset[int] | None:
-        recent = [set().union(*ranks) for fragment in self._fragments for ranks in fragment.recent if ranks]
+        full = (ranks for one in self._fragments for ranks in one.recent if len(ranks) == ranks.maxlen)
+        recent = [set().union(*ranks) for ranks in full]  # of fewer sums somebody may be in none
         return frozenset(set.intersection(*recent)) if recent else None
 
     def _after_step(self, average: Average) -> None:
