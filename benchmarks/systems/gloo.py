@@ -1,4 +1,4 @@
-"""Gloo, the CPU backend of PyTorch's `torch.distributed`: `all_reduce` in place over TCP."""
+"""`all_reduce` of PyTorch's `torch.distributed`, in place: over Gloo, its CPU backend (TCP), or another."""
 
 from __future__ import annotations
 

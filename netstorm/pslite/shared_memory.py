@@ -4,7 +4,8 @@ Who sends a payload puts it into memory of its own, which the receiver has mappe
 where it is, and a *lease*, one byte of that memory that says that the receiver still uses it. The receiver
 clears the byte once nothing refers to the payload any more; then its place is used again. So nothing is
 copied through the kernel, and the message itself, its order, its repetition and its acknowledgement stay what
-they are.
+they are. A sum that begins with such a payload is made in the reader's own memory (`SharedPayloads.room`): it
+goes on from there without a copy.
 
 The memory is anonymous (memfd), and reached through the descriptor of its process in /proc: it has no name
 that could be left behind, takes nothing of /dev/shm, and the kernel keeps it from other users. A process in
