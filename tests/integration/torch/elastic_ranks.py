@@ -65,10 +65,10 @@ class ElasticRanks:
         files = [self.folder / f"{kind}-{name}" for kind in ("out", "err")]
         return "".join(file.read_text(errors="replace") for file in files if file.exists())
 
-    def wait_until_said(self, name: str, text: str) -> None:
-        """Wait until a process has written `text`."""
+    def wait_until_said(self, name: str, text: str, times: int = 1) -> None:
+        """Wait until a process has written `text` so many times."""
         deadline = time.monotonic() + DEADLINE_S
-        while text not in self.said(name):
+        while self.said(name).count(text) < times:
             assert self._processes[name].poll() is None, f"{name} has ended: {self.said(name)}"
             assert time.monotonic() < deadline, f"{name} never said {text!r}: {self.said(name)}"
             time.sleep(0.02)
