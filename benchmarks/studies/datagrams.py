@@ -116,6 +116,7 @@ def measure(
         "NETSTORM_TOPOLOGY": "star",
         "NETSTORM_HUB": 0,
         "ENABLE_AWARENESS": 0,
+        "NETSTORM_CONGESTION": "system",
     }
     if not mode.startswith("tcp"):
         variables |= {"NETSTORM_LOSS_BOUND": bound, "NETSTORM_DEADLINE": f"{options.deadline:.3f}s"}

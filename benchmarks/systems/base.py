@@ -130,9 +130,12 @@ class System(Protocol):
 
 
 def environment(**variables: object) -> dict[str, str]:
-    """Return this process's environment without any job's variables, plus `variables`."""
+    """Return this process's environment without any job's variables, plus `variables`. Congestion control is
+    that of the network, as its option says.
+    """
     foreign = ("DMLC_", "PS_", "NETSTORM_")
     base = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    base["NETSTORM_CONGESTION"] = "system"
     return {**base, **{name: str(value) for name, value in variables.items()}}
 
 

@@ -470,6 +470,7 @@ def _new_van(settings: Settings, counters: Counters, credentials: Credentials | 
         counters=counters,
         dscp=dscp,
         credentials=credentials,
+        prefers_bbr=settings.congestion == "auto",
     )
 
 

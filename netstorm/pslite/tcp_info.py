@@ -1,4 +1,4 @@
-"""Reads the state of a TCP connection from Linux, restarts BBR on it, and shuts it down.
+"""Reads the state of a TCP connection from Linux, chooses or restarts BBR on it, and shuts it down.
 
 The values are in `struct tcp_info` of linux/tcp.h and in `struct tcp_bbr_info` of linux/inet_diag.h.
 """
@@ -24,6 +24,7 @@ __all__ = [
     "progress_of",
     "restart_bbr",
     "shut_down",
+    "use_bbr",
 ]
 
 _BYTES: Final = 196
@@ -130,6 +131,19 @@ def is_acknowledged(descriptor: int, limit_s: float) -> bool:
         return True
     answer_ms = _ANSWER_MS + 4 * trip // 1000
     return raw[_PROBES] < 2 and not (unacked and answer_ms <= sent < heard)
+
+
+def use_bbr(descriptor: int) -> bool:
+    """Have BBR control a connection from now on; return whether it does.
+
+    A process may choose what is in net.ipv4.tcp_allowed_congestion_control; with CAP_NET_ADMIN, everything.
+    """
+    try:
+        with borrowed_socket(descriptor) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _BBR)
+    except OSError:
+        return False
+    return True
 
 
 def restart_bbr(descriptor: int) -> bool:

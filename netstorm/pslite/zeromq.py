@@ -43,13 +43,20 @@ from netstorm.pslite.guard import (
     is_identity,
     raise_descriptor_limit,
 )
-from netstorm.pslite.host_addresses import source_towards
+from netstorm.pslite.host_addresses import is_own_address, source_towards
 from netstorm.pslite.host_pipes import HostPipes, PipeMessage
 from netstorm.pslite.proofs import Mismatch, reason_of_opener
 from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.shared_memory import SharedPayloads
 from netstorm.pslite.system import abandon_after_fork, close_inherited
-from netstorm.pslite.tcp_info import descriptor_of, is_acknowledged, progress_of, restart_bbr, shut_down
+from netstorm.pslite.tcp_info import (
+    descriptor_of,
+    is_acknowledged,
+    progress_of,
+    restart_bbr,
+    shut_down,
+    use_bbr,
+)
 from netstorm.pslite.van import Broken, Connection, Received, VanEvent
 
 __all__ = ["SocketOption", "ZmqVan", "accepting", "both", "context_options", "opening"]
@@ -80,6 +87,7 @@ class ZmqVan:
         dscp: int = 0,
         unmarked: tuple[str, int] | None = None,
         credentials: Credentials | None = None,
+        prefers_bbr: bool = False,
     ) -> None:
         """Make a van that does not listen yet.
 
@@ -90,6 +98,7 @@ class ZmqVan:
             dscp: differentiated services code point of all packets; 0: none.
             unmarked: see above.
             credentials: this process's keys; None: connections are plain.
+            prefers_bbr: connections to other machines use BBR, where the kernel lets this process choose it.
 
         Raises:
             SettingsError: the allow list cannot be used.
@@ -98,6 +107,7 @@ class ZmqVan:
         self.unmarked = unmarked
         self._marking: Final = marking(dscp)
         self._link_timeout_s: Final = link_timeout_s
+        self._prefers_bbr: Final = prefers_bbr
         self._kernel_silence_s: Final = 3.0 * keepalive_s(link_timeout_s)
         """The kernel asks after a third of that, if nothing else is sent: then an answer should have come."""
         overhead = 0 if credentials is None else MESSAGE_OVERHEAD
@@ -403,6 +413,7 @@ class ZmqVan:
             port=port,
             limit_s=self._link_timeout_s,
             guard=self._guard,
+            prefers_bbr=self._prefers_bbr,
         )
 
     def _take_ahead(self, host: str, port: int) -> ZmqLink | None:
@@ -548,6 +559,7 @@ class ZmqLink:
     __slots__ = (
         "_connected",
         "_guard",
+        "_prefers_bbr",
         "_started",
         "address",
         "connection",
@@ -572,8 +584,9 @@ class ZmqLink:
         port: int,
         limit_s: float,
         guard: Guard,
+        prefers_bbr: bool,
     ) -> None:
-        """Make the sockets. `guard` encrypts the connection, if there is a key.
+        """Make the sockets. `guard` encrypts the connection, if there is a key; `prefers_bbr`: see `ZmqVan`.
 
         Raises:
             zmq.ZMQError: there are no descriptors left.
@@ -582,6 +595,7 @@ class ZmqLink:
         self.host: Final = host
         self.port: Final = port
         self._guard: Final = guard
+        self._prefers_bbr: Final = prefers_bbr
         self.socket: Final = context.socket(zmq.DEALER)
         try:
             for option in options:
@@ -618,6 +632,8 @@ class ZmqLink:
                 return None
             if event == zmq.EVENT_CONNECTED:
                 self._connected, self.descriptor = True, int(value)
+                if self._prefers_bbr and not is_own_address(self.address):
+                    use_bbr(self.descriptor)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.up = True
                 self._guard.mismatches.pop((self.host, self.port), None)

@@ -748,6 +748,14 @@ class TimeoutSettings:
         "which payloads have a CRC-32C that the receiver checks; auto: all but those between two processes "
         "of one machine that are connected within it; always: all",
     )
+    congestion: Literal["auto", "system"] = setting(
+        "NETSTORM_CONGESTION",
+        one_of("auto", "system"),
+        "auto",
+        "",
+        "TCP's congestion control on connections to other machines; auto: bbr, if the kernel lets this "
+        "process choose it; system: the system's",
+    )
     shared_memory: bool = setting(
         "NETSTORM_SHARED_MEMORY",
         switch(),

@@ -41,6 +41,7 @@ from netstorm.pslite.host_addresses import (
 )
 from netstorm.pslite.keys import NodeKey, SchedulerKey
 from netstorm.pslite.sntp_socket import packet_key
+from netstorm.pslite.tcp_info import use_bbr
 from netstorm.settings import JOB_WIDE, Settings, declarations
 from netstorm.settings.values import notes
 from netstorm.topology.files import load_network
@@ -104,6 +105,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     files_limit: Size = 1 << 20
     congestion: str = "bbr"
     congestions: list[str] = []
+    chooses_bbr: bool = False
+    """Connections of NetStorm's own use BBR, whatever the system's do (NETSTORM_CONGESTION)."""
     tcp_info_bytes: int = 256
     memfd: bool = True
     shm_bytes: Size = 1 << 40
@@ -177,6 +180,7 @@ def gather(
         files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         congestion=_read(_TCP / "tcp_congestion_control"),
         congestions=_read(_TCP / "tcp_available_congestion_control").split(),
+        chooses_bbr=settings.congestion == "auto" and _may_choose_bbr(),
         tcp_info_bytes=_tcp_info(),
         memfd=_has_memfd(),
         shm_bytes=shutil.disk_usage(_SHM).total if os.access(_SHM, os.W_OK) else -1,
@@ -368,6 +372,11 @@ def _tcp_info() -> int:
             return len(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES))
     except (AttributeError, OSError):  # not Linux
         return 0
+
+
+def _may_choose_bbr() -> bool:
+    with socket.socket() as one:
+        return use_bbr(one.fileno())
 
 
 def _has_memfd() -> bool:

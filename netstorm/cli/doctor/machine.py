@@ -101,6 +101,8 @@ def _kernel(facts: Facts) -> Iterator[Row]:
         yield _ok("kernel", f"Linux {facts.kernel}")
     if facts.congestion == "bbr":
         yield _ok("bbr", "is what connections use")
+    elif facts.chooses_bbr:
+        yield _ok("bbr", f"is what NetStorm's connections use; other programs' use {facts.congestion}")
     elif "bbr" in facts.congestions:
         what = f"connections use {facts.congestion}: at 0.02 % loss it gets a quarter of what bbr gets"
         yield Severity.WARNING, "bbr", what, "sudo sysctl -w net.ipv4.tcp_congestion_control=bbr"

@@ -60,6 +60,15 @@ def test_a_machine_that_is_well_has_no_findings_but_says_what_was_looked_at():
             "IPv6", "ports", "clock"} == {one.check for one in findings}  # fmt: skip
 
 
+def test_a_system_without_bbr_is_well_where_this_process_may_choose_it():
+    (found,) = [
+        one for one in judge_machine(facts(congestion="cubic", chooses_bbr=True)) if one.check == "bbr"
+    ]
+    assert (found.severity, found.what) == (
+        Severity.OK, "is what NetStorm's connections use; other programs' use cubic",
+    )  # fmt: skip
+
+
 def test_a_loopback_name_matters_where_there_are_other_hosts_and_no_key():
     local = facts(own_name=["127.0.1.1"], secured=False)
     for alone, severity in ((True, Severity.OK), (False, Severity.WARNING)):
