@@ -6,6 +6,7 @@ import _thread
 import inspect
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType
@@ -43,6 +44,9 @@ __all__ = [
 
 _NO_TIMEOUT: Final = timedelta(0)
 
+_KEPT: Final = 64
+"""More single values than are summed between a forward pass and its backward pass."""
+
 
 class ProcessGroupMember(GroupMember):
     """This process as a member of one process group.
@@ -69,6 +73,9 @@ class ProcessGroupMember(GroupMember):
         self.timeout = timeout
         self.thread: Final = thread
         self._saving: GroupCalls | None = None
+        self._kept: Final[deque[CallWork]] = deque(maxlen=_KEPT)
+        """The last works of single values. DDP's reducer keeps that of `Join`'s count until a backward pass asks
+        for its future, and C++ alone does not keep what Python has of it."""
         self._sequences = 0
         self._lock: Final = threading.Lock()
 
@@ -128,6 +135,8 @@ class ProcessGroupMember(GroupMember):
             work.finish(self.missing(operation, giver) if error is None else error)
 
         self._submit(operation, memory, ended, work)
+        if len(result) == 1 and result[0].numel() == 1:
+            self._kept.append(work)
         return work
 
     def more_calls(self, what: str) -> GroupCalls:

@@ -100,5 +100,8 @@ TESTS: dict[str, tuple[str, ...]] = {
 }
 """By setup (`program.SETUPS`)."""
 
-QUICK = ("test_all_reduce_sum", "test_monitored_barrier_gloo")
-"""Those of "gloo" that always run; the others are slow tests."""
+QUICK = {
+    "gloo": ("test_all_reduce_sum", "test_monitored_barrier_gloo"),
+    "ddp": ("test_ddp_grad_div_uneven_inputs",),
+}
+"""Those that always run; the others are slow tests."""

@@ -58,8 +58,9 @@ def not_passed(found: dict[str, Any]) -> list[str]:
     return [name for name, one in found.items() if one["outcome"] != "passed"]
 
 
-def test_some_of_pytorchs_own_tests_pass(tmp_path):
-    check(run(tmp_path, "gloo", QUICK), QUICK)
+@pytest.mark.parametrize("setup", list(QUICK))
+def test_some_of_pytorchs_own_tests_pass(tmp_path, setup):
+    check(run(tmp_path, setup, QUICK[setup]), QUICK[setup])
 
 
 @pytest.mark.slow
@@ -76,6 +77,6 @@ def test_pytorchs_own_tests_that_are_claimed_pass(tmp_path, setup, record_proper
 
 def test_the_quick_tests_are_some_of_all():
     assert set(TESTS) == set(SETUPS)
-    assert set(QUICK) <= set(TESTS["gloo"])
+    assert all(set(tests) <= set(TESTS[setup]) for setup, tests in QUICK.items())
     every = [name for tests in TESTS.values() for name in tests]
     assert len(every) == len(set(every)), "a test runs in two setups"
