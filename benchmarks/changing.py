@@ -268,8 +268,8 @@ def main() -> None:
         if good := [took for row in rows if row["bytes"] == size for took in row["good_after_s"]]:
             quick = sum(took <= _SOON_S for took in good)
             print(
-                f"{megabytes(size)}: first good policy {statistics.median(good):.2f} s after a change (median), "
-                f"within {_SOON_S:g} s after {quick} of {len(good)}"
+                f"{megabytes(size)}: first good policy {statistics.median(good):.2f} s after a change "
+                f"(median), within {_SOON_S:g} s after {quick} of {len(good)}"
             )
     if options.json is not None:
         asked = {name: value for name, value in vars(options).items() if name not in ("json", "network")}

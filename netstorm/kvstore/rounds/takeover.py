@@ -273,7 +273,8 @@ class Takeover(Extension):
         """
         self._rounds.counters.add("results_around", len(results))
         for send in results:
-            assert isinstance(send.tag, PartTag) and isinstance(send.message, Part)
+            assert isinstance(send.tag, PartTag)
+            assert isinstance(send.message, Part)
             plain = without_detour(send) if send.message.is_aux else send
             self._rounds.outbox.add(reroute_part(plain, self._rounds.rank, self._new_path(send.tag)))
 
