@@ -6,11 +6,15 @@
 
 The same job as `netstorm bench wan --dynamic --systems netstorm-std`, without TCP, processors, and noise:
 what is missing here is for the decisions to gain, what is missing there beyond it is TCP's.
+
+Each change also has the time until the first good policy: one that is predicted, for the true rates, to take
+at most a tenth longer than the one that is formed for them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -28,8 +32,11 @@ from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.awareness import Collector
 from netstorm.topology.files import load_network
+from netstorm.topology.form import form_with_options
 from netstorm.topology.network import Change, Network
-from race.course import Course, end_of_changes, with_times_scaled
+from netstorm.topology.policy import Options, Policy
+from netstorm.topology.searched_schemes import expected_policy
+from race.course import Course, end_of_changes, networks_by_time, with_times_scaled
 
 WARM_S = 20.0
 """Before the changes begin to count: connections, and what is learnt of the first network."""
@@ -37,6 +44,12 @@ DIP_EVERY_S = 10.0
 DIP_RATE = 0.77e6
 """Bit/s: four segments in a round trip of 60 ms, what bbr sends while it looks for the shortest one."""
 _LONGEST_ROUND_S = 1e5
+_GOOD = 1.1
+"""A policy is good that takes at most so many times as long as the best one."""
+_SOON_S = 2.0
+"""Within that a good policy should come."""
+_WATCHED_S = 0.05
+"""How often the policy in force is looked at."""
 
 Pair = tuple[int, int]
 
@@ -135,6 +148,41 @@ class Teller:
         )
 
 
+class PolicyWatch:
+    """The policies of a job, each with the time from which it was in force."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self._found: list[tuple[float, Policy]] = []
+        self._look()
+
+    def _look(self) -> None:
+        policy, now = self._cluster.scheduler.machine.policy, self._cluster.now
+        if not self._found or self._found[-1][1] is not policy:
+            self._found.append((now, policy))
+        self._cluster.at(now + _WATCHED_S, self._look)
+
+    def good_after(self, network: Network, topology: str, options: Options) -> list[float]:
+        """Return the seconds from each change of a network until the first policy that is good for it.
+
+        Without one it is the time until the next change. The last change counts if it was followed by another
+        time as long as the one before it.
+        """
+        phases = [*networks_by_time(network), (end_of_changes(network), network)]
+        found = []
+        for (begin, still), (end, _) in itertools.pairwise(phases[1:]):
+            goal = _GOOD * expected_policy(still, form_with_options(still, topology, options), options)
+            times = [max(begin, at) for at, _ in self._found] + [end]
+            in_force = zip(times, times[1:], (policy for _, policy in self._found), strict=False)
+            good = (
+                start
+                for start, until, policy in in_force
+                if begin <= start < min(until, end) and expected_policy(still, policy, options) <= goal
+            )
+            found.append(next(good, end) - begin)
+        return found
+
+
 def race(network: Network, size: int, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return how one job fares."""
     until = WARM_S + (options.seconds or end_of_changes(network) or 100.0)
@@ -151,6 +199,7 @@ def race(network: Network, size: int, seed: int, options: argparse.Namespace) ->
     ).join()
     if options.told is not None:
         Teller(cluster, moved, options.told)
+    watch = PolicyWatch(cluster)
     values = np.ones(size // 4, np.float32)
     rounds = []
     while cluster.now < until:
@@ -164,10 +213,15 @@ def race(network: Network, size: int, seed: int, options: argparse.Namespace) ->
             node.pending.clear()
         if cluster.now > WARM_S:
             rounds.append((begin - WARM_S, cluster.now - begin))
+    job = cluster.scheduler.machine.job
+    assert job is not None
+    forming = Options(chunk_bytes=job.keys.chunk_bytes, tensors=(size,))
+    good = [] if options.seconds or options.static else watch.good_after(moved, options.topology, forming)
     return {
         "bytes": size,
         "seed": seed,
         "of_optimum": course.of_optimum(rounds),
+        "good_after_s": [round(took, 2) for took in good],
         "rounds_s": [round(took, 4) for _, took in rounds],
         "policies": cluster.scheduler.machine.policy.version,
     }
@@ -205,11 +259,18 @@ def main() -> None:
             rows.append(row)
             print(
                 f"{megabytes(size)} seed {seed}: {row['of_optimum']:.3f} of the optimum, "
-                f"{len(row['rounds_s'])} rounds, {row['policies']} policies",
+                f"{len(row['rounds_s'])} rounds, {row['policies']} policies, good ones "
+                f"{', '.join(f'{took:.1f}' for took in row['good_after_s'])} s after changes",
                 flush=True,
             )
         found = [row["of_optimum"] for row in rows if row["bytes"] == size]
         print(f"{megabytes(size)}: mean {statistics.fmean(found):.3f} ({min(found):.3f} to {max(found):.3f})")
+        if good := [took for row in rows if row["bytes"] == size for took in row["good_after_s"]]:
+            quick = sum(took <= _SOON_S for took in good)
+            print(
+                f"{megabytes(size)}: first good policy {statistics.median(good):.2f} s after a change "
+                f"(median), within {_SOON_S:g} s after {quick} of {len(good)}"
+            )
     if options.json is not None:
         asked = {name: value for name, value in vars(options).items() if name not in ("json", "network")}
         options.json.write_text(json.dumps({"settings": asked, "rows": rows}, indent=1) + "\n")

@@ -42,7 +42,13 @@ from netstorm.topology.files import load_network, tensors_of
 from netstorm.topology.lower_bound import LowerBound, lower_bound
 from netstorm.topology.network import Network
 from netstorm.topology.resources import optimum
-from race.course import Course, end_of_changes, with_course_repeated, with_times_scaled
+from race.course import (
+    Course,
+    end_of_changes,
+    networks_by_time,
+    with_course_repeated,
+    with_times_scaled,
+)
 from race.options import race_options
 from race.plot import draw_race
 from race.policy_log import policy_changes
@@ -206,6 +212,9 @@ def _rows(options: argparse.Namespace, network: Network, case: Case, folder: Pat
     best = optimum(still, case.bytes).seconds
     bound = _bound(still, case).seconds
     course = Course.of(network, case.bytes) if options.dynamic else None
+    bounds = course and replace(
+        course, optima=tuple(_bound(phase, case).seconds for _, phase in networks_by_time(network))
+    )
     return [
         RaceRow(
             entrant=entrant,
@@ -215,6 +224,7 @@ def _rows(options: argparse.Namespace, network: Network, case: Case, folder: Pat
             goodput=_GOODPUT,
             parts={system.name: Row(system=system, case=case) for system in entrant.systems},
             course=course,
+            bounds=bounds,
         )
         for entrant in enter(options.systems, entry)
     ]

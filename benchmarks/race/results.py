@@ -50,6 +50,8 @@ class RaceRow:
     parts: dict[str, Row] = field(default_factory=dict)
     course: Course | None = None
     """Of a network that changes: rounds are then averaged over its course, and not compared one by one."""
+    bounds: Course | None = None
+    """The same with the bound of each moment in place of the optimum."""
 
     @property
     def rounds_s(self) -> list[float]:
@@ -79,19 +81,24 @@ class RaceRow:
     @property
     def of_optimum(self) -> float | None:
         """What part it reaches of what the rates allow, at each moment of a course."""
-        if self.course is None:
-            return None if self.median_s is None else self.optimum_s / self.median_s
-        shares = [
-            self.course.of_optimum(zip(row.starts_s, row.rounds_s, strict=True))
-            for row in self.parts.values()
-        ]
-        known = [share for share in shares if share]
-        return statistics.harmonic_mean(known) if known and len(known) == len(shares) else None
+        if self.course is not None:
+            return self._of(self.course)
+        return None if self.median_s is None else self.optimum_s / self.median_s
 
     @property
     def of_bound(self) -> float | None:
-        """The bound over the median; None: there is none, or the network changes."""
-        return None if self.course is not None or self.median_s is None else self.bound_s / self.median_s
+        """The bound over what a round takes, at each moment of a course; None: there are no rounds."""
+        if self.bounds is not None:
+            return self._of(self.bounds)
+        return None if self.median_s is None else self.bound_s / self.median_s
+
+    def _of(self, course: Course) -> float | None:
+        """Return the rounds done over those of a course in the same time."""
+        shares = [
+            course.of_optimum(zip(row.starts_s, row.rounds_s, strict=True)) for row in self.parts.values()
+        ]
+        known = [share for share in shares if share]
+        return statistics.harmonic_mean(known) if known and len(known) == len(shares) else None
 
     @property
     def error(self) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections import deque
@@ -42,8 +41,10 @@ _MOST_SAMPLES: Final = 512
 _JUMP: Final = 0.25
 _JUMP_SAMPLES: Final = 4
 _JUMP_S: Final = 0.1
-"""The link has changed if the last 4 samples, which last at least 0.1 s, all differ from the earlier rate by
-a quarter, to the same side. The earlier samples are then dropped."""
+"""The link has changed if the last samples, at least 4, which last at least 0.1 s together, all differ from
+the earlier rate by a quarter, to the same side. The earlier samples are then dropped. A chunk takes .02 s on
+a link that has become fast, and is a sample of its own if it comes alone: four would never last long enough.
+"""
 
 _JUMP_KERNEL_SAMPLES: Final = 2
 """Number of samples that show a change if the sender's kernel made them. One is enough if TCP saturated the
@@ -186,11 +187,15 @@ class RateEstimator:
         kept = self._samples
         exact = kept[-1].delivered
         number = _JUMP_KERNEL_SAMPLES if exact else _JUMP_SAMPLES
-        if len(kept) < number + 2:
-            return
         newest_first = reversed(kept)
-        last = list(itertools.islice(newest_first, number))
-        if total_duration(last) < _JUMP_S:
+        last: list[Sample] = []
+        lasted = 0.0
+        for sample in newest_first:
+            last.append(sample)
+            lasted += sample.duration
+            if len(last) >= number and lasted >= _JUMP_S:
+                break
+        if len(kept) < len(last) + 2 or lasted < _JUMP_S:
             return
         before = quantile(newest_window(newest_first, 1), 0.5)
         steady = exact or last[-1].start >= self._began + _RAMP_S

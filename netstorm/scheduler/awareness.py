@@ -183,7 +183,7 @@ class Collector:
         else:
             stale |= stale.T  # directions are alike
         self._plan(self._planned.places(stale), now)
-        columns, errors = self._planned.network(
+        columns, errors, reading_errors = self._planned.network(
             self._prior,
             self._excluded | self._routed,
             egress,
@@ -194,6 +194,7 @@ class Collector:
         return NetworkEstimate(
             columns=columns,
             errors=errors,
+            reading_errors=reading_errors,
             cap_error=self._caps.error(now),
             known=known,
             routed=self._routed,
@@ -317,8 +318,10 @@ class NetworkEstimate:
     columns: NetworkColumns
     errors: Floats
     """Standard errors of the rates, as fractions, by link in the order of `columns`."""
+    reading_errors: Floats
+    """The same of what was read alone, 0 if nothing was: less, where a reading may be outdated."""
     cap_error: float
-    """The largest of those of access caps."""
+    """The largest error of access caps."""
     known: Flags
     """(N, N), by source and target: the links that have been measured."""
     routed: frozenset[tuple[int, int]] = frozenset()
@@ -337,9 +340,11 @@ class NetworkEstimate:
         known = np.zeros((network.size, network.size), bool)
         for pair in measured:
             known[pair] = True
+        columns, all_errors = NetworkColumns.of(network), np.array(list(errors), float)
         return cls(
-            columns=NetworkColumns.of(network),
-            errors=np.array(list(errors), float),
+            columns=columns,
+            errors=all_errors,
+            reading_errors=np.where(known[columns.links.source, columns.links.target], all_errors, 0.0),
             cap_error=cap_error,
             known=known,
         )
@@ -453,9 +458,9 @@ class PlannedLinks:
         now: float,
         *,
         routing: Routing,
-    ) -> tuple[NetworkColumns, Floats]:
+    ) -> tuple[NetworkColumns, Floats, Floats]:
         """Return the network with these access caps, by rank, but without some links; and the standard errors
-        of its rates, which grow with age.
+        of its rates, which grow with age, and those of what was read alone.
         """
         if (
             self._network is None
@@ -480,8 +485,11 @@ class PlannedLinks:
             self._included = ~without[self._links.source, self._links.target]
             links = self._links.chosen(self._included) if excluded else self._links
             self._network = NetworkColumns(nodes=nodes, links=links, routing=routing)
-        errors = np.maximum(self._least, errors_after(self._error, now - self._at))
-        return self._network, errors[self._included] if excluded else errors
+        read = errors_after(self._error, now - self._at)
+        errors = np.maximum(self._least, read)
+        if excluded:
+            errors, read = errors[self._included], read[self._included]
+        return self._network, errors, read
 
 
 # How far the rate of a link is still believed that was not measured since others have changed.
@@ -718,10 +726,10 @@ def largest_change(
         if back.any():
             place = int(np.argmax(back))
             return math.inf, f"link {now.source[place]}→{now.target[place]} is back"
-    # An assumption has no error of measurement.
+    # An assumption has no error of measurement. That a reading was outdated says nothing for keeping to it.
     errors = [
-        np.where(estimate.known[links.source, links.target], estimate.errors, 0.0)
-        for estimate, links in ((before, was), (after, now))
+        before.reading_errors,
+        np.where(after.known[now.source, now.target], after.errors, 0.0),
     ]
     delays = [8 * chunk_bytes / links.rate + links.latency for links in (was, now)]
     changes = abs(np.log(delays[1] / delays[0]))

@@ -44,6 +44,7 @@ __all__ = [
     "relay_confirmation",
     "reroute_message",
     "reroute_part",
+    "without_detour",
 ]
 
 
@@ -284,7 +285,7 @@ def without_detour(send: Send) -> Send:
     """Return a part as its sender sends it directly, without its auxiliary path."""
     part = send.message
     assert isinstance(part, Part)
-    plain = msgspec.structs.replace(part, is_aux=False, path=(), hop=0)
+    plain = msgspec.structs.replace(part, is_aux=False, path=(), hop=0, around=False)
     return dataclasses.replace(send, message=plain, peer=Peer(part.path[-1]))
 
 

@@ -24,7 +24,7 @@ from collections.abc import Hashable, Iterable
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.paths.routes import reroute_part
+from netstorm.kvstore.paths.routes import reroute_part, without_detour
 from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.round import Extension, PartTag, Round
 from netstorm.protocol.frames import Buffer, Peer
@@ -266,11 +266,17 @@ class Takeover(Extension):
         return tag.version < self.plan.version and len(self._new_path(tag)) > 2
 
     def _reroute(self, results: list[Send]) -> None:
-        """Send results that were taken back, source-routed along the new trees."""
+        """Send results that were taken back, source-routed along the new trees.
+
+        One that waits for its way along earlier trees leaves that: of both ways together the receiver would
+        know none, and wait for a policy that has it.
+        """
         self._rounds.counters.add("results_around", len(results))
         for send in results:
             assert isinstance(send.tag, PartTag)
-            self._rounds.outbox.add(reroute_part(send, self._rounds.rank, self._new_path(send.tag)))
+            assert isinstance(send.message, Part)
+            plain = without_detour(send) if send.message.is_aux else send
+            self._rounds.outbox.add(reroute_part(plain, self._rounds.rank, self._new_path(send.tag)))
 
     def _new_path(self, tag: PartTag) -> tuple[int, ...]:
         assert self.plan is not None

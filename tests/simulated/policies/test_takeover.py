@@ -98,6 +98,21 @@ def test_results_that_wait_for_a_slow_link_take_the_new_policys_trees():
     assert took[True] < took[False] / 2
 
 
+def test_results_that_wait_for_a_way_along_one_policys_trees_leave_it_for_the_next_policys():
+    # 0→1→2→3, and then 0→2→1→3. The receiver knows no 0→2→3, and would wait for a policy that has it.
+    chains = [Tree.undirected(Rank(0), parents) for parents in ((-1, 0, 1, 2), (-1, 2, 0, 1))]
+    cluster = changing_job(slow=((0, 3), (0, 1)), before_s=0.2, window_bytes=50_000)
+    pending = push(cluster)
+    cluster.run_until(lambda: left(cluster) == 0, 60, "all sums")
+    for version, chain in enumerate(chains, start=1):
+        cluster.install_policy(Policy(version=version, trees=(chain,), weights=(1,), takes_over=True))
+        cluster.run_for(0.1)
+    cluster.run_until_ended(pending, 60)
+    check(pending)
+    assert counted(cluster, "results_around") > 0
+    assert counted(cluster, "messages_held") == 0
+
+
 def test_a_root_keeps_the_few_chunks_that_are_left():
     cluster = changing_job()
     pending = push(cluster)

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,8 +93,9 @@ def ran(bench, name, course, **rounds):
     }  # fmt: skip
     entrant = bench.entrants.Entrant(name=name, systems=tuple(part.system for part in parts.values()))
     return bench.race_results.RaceRow(
-        entrant=entrant, case=case, optimum_s=1.0, bound_s=1.1, goodput=0.9, parts=parts, course=course
-    )
+        entrant=entrant, case=case, optimum_s=1.0, bound_s=1.1, goodput=0.9, parts=parts, course=course,
+        bounds=replace(course, optima=(1.25, 2.5)),
+    )  # fmt: skip
 
 
 def dynamic_race(bench):
@@ -117,6 +119,7 @@ def test_over_a_course_systems_are_compared_by_their_mean_round(bench):
     assert (ours["vs_star_best"], ours["vs_star_mean"]) == (4.0, 8.0)
     assert ours["of_optimum"] == pytest.approx(4 / (4 + 3))
     assert best["of_optimum"] == pytest.approx(2 / (10 + 5))
+    assert ours["of_bound"] == pytest.approx(1.25 * ours["of_optimum"])
     # hub a: 1 round of 10 possible; hub b: 2 of 10 + 5 + 20: means of a round's share, the other way up.
     assert mean["of_optimum"] == pytest.approx(2 / (10 / 1 + 35 / 2))
     assert ours["parts"]["a"]["starts_s"] == [0, 2, 10, 14]

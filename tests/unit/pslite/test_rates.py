@@ -361,6 +361,17 @@ def test_a_rate_that_has_changed_is_known_after_a_few_chunks():
     assert sure(estimator.estimate(4, independent=False)).rate == pytest.approx(8e6, rel=0.01)
 
 
+def test_a_link_that_has_become_fast_is_known_after_a_tenth_of_a_second_of_chunks_that_come_alone():
+    link, estimator = BusyLink(), RateEstimator()
+    link.add_small_message(0.0, 0.0)
+    for number in range(16):
+        at = number * 1.0
+        link.add_chunk(CHUNK, at, at + (0.07 if number < 10 else 0.021))
+        estimator.add_periods(link.take_until(float("inf")))
+        assert estimator.jumped == (number == 14)
+    assert sure(estimator.estimate(4, independent=False)).rate == pytest.approx(CHUNK / 0.021, rel=0.01)
+
+
 def test_stalls_do_not_make_a_link_slow():
     chance, free, times = random.Random(7), 0.0, []
     for _ in range(200):

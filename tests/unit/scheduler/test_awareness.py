@@ -974,6 +974,12 @@ def test_what_is_no_move(before, after):
     assert largest_change(estimate(**before), estimate(**after), 0.1, CHUNK) == (0.0, "")
 
 
+def test_a_reading_that_was_taken_for_outdated_does_not_hide_a_better_one():
+    doubted = replace(estimate(error=0.3), reading_errors=estimate(error=0.03).reading_errors)
+    change, _ = largest_change(doubted, estimate(l0_1=14 * M), 0.1, CHUNK)
+    assert change == pytest.approx(math.log(1.4))
+
+
 def test_the_link_that_moved_most_is_named():
     change, text = largest_change(estimate(), estimate(l0_1=8 * M, l1_2=2 * M), 0.1, CHUNK)
     assert change == pytest.approx(math.log(5))
