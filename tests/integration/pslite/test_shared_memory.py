@@ -22,7 +22,7 @@ from netstorm.addresses import is_address
 from netstorm.kvstore.forms import Dense
 from netstorm.lab.testing.conformance import VanConformance
 from netstorm.observe.log import Counters
-from netstorm.protocol.frames import constant_payload
+from netstorm.protocol.frames import StagedValues, constant_payload
 from netstorm.protocol.messages import SharedMemory
 from netstorm.pslite.host_addresses import is_own_address
 from netstorm.pslite.shared_memory import SharedPayloads
@@ -76,7 +76,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.counters = Counters()
-        self.owner = SharedPayloads(self.counters, most_bytes=MOST, nbytes=SIZE)
+        self.owner = SharedPayloads(self.counters, most_bytes=MOST, nbytes=SIZE, staging_bytes=SIZE)
         self.reader = SharedPayloads(Counters(), most_bytes=MOST)
         self.connect(A, HERE)
 
@@ -255,7 +255,7 @@ def test_the_place_of_a_sum_is_used_again_once_neither_it_nor_a_reader_needs_it(
 
 
 def test_sums_take_half_of_the_memory_at_most_and_then_lie_where_the_payload_does(middle):
-    middle.reader._own._bytes = middle.reader._own._bytes[: 256 * KB]  # as if it were so small
+    middle.reader._own._payloads.size = 256 * KB  # as if it were so small
     own = np.full(8 * KB, 2, np.float32)
     kept = [middle.sum_of(middle.lend(1), own) for _ in range(4)]
     lent = middle.lend(1)
@@ -265,6 +265,60 @@ def test_sums_take_half_of_the_memory_at_most_and_then_lie_where_the_payload_doe
     lent = middle.lend(1)
     assert (np.frombuffer(middle.sum_of(lent, own), np.float32) == 7).all()
     assert (np.frombuffer(lent, np.float32) == 1).all()
+
+
+def staged(memory: Any, number: int) -> Bytes:
+    """Return values in a staging buffer, all the same."""
+    values = np.frombuffer(memory, np.uint8).view(StagedValues)
+    values[:] = number
+    return values
+
+
+def test_staged_values_are_read_where_they_lie_and_by_readers_only_read(pair):
+    values = staged(pair.owner.staging(64 * KB), 5)
+    payload = pair.give(values[16 * KB : 40 * KB])
+    assert len(payload) == 24 * KB
+    values[20 * KB] = 99
+    assert payload[4 * KB] == 99, "it is a copy"
+    with pytest.raises(ValueError, match="read-only"):
+        payload[0] = 1
+    elsewhere = pair.give(values.copy())
+    values[:] = 7
+    assert (elsewhere[:100] == 5).all()
+    assert pair.owner.staging(1000) is None, "a copy costs less"
+
+
+def test_a_staging_buffer_is_used_again_once_neither_its_owner_nor_a_reader_has_it(pair):
+    values = [staged(pair.owner.staging(2**20), number) for number in range(SIZE // 2**20)]
+    assert pair.owner.staging(2**20) is None
+    payloads = [pair.give(one) for one in values]
+    values.clear()
+    assert pair.owner.staging(2**20) is None
+    assert [int(payload[-1]) for payload in payloads] == list(range(SIZE // 2**20))
+    del payloads[::2]
+    kept = [staged(pair.owner.staging(2**20), 200) for _ in range(SIZE // 2**21)]
+    assert pair.owner.staging(2**20) is None
+    assert all((payload == 2 * place + 1).all() for place, payload in enumerate(payloads))
+    payloads.clear()
+    kept.clear()
+    pair.give(values_of(1))  # leases have ended, which is noticed now
+    assert pair.owner.staging(SIZE) is not None, "free places do not join again"
+
+
+def test_a_sum_with_staged_values_is_no_staging_buffer(middle):
+    values = staged(middle.owner.staging(32 * KB), 0).view(np.float32)
+    values[:] = 1
+    lent = middle.reader.payload(HERE, middle.owner.reference(A, values.view(StagedValues)))
+    own = np.full(8 * KB, 2, np.float32)
+    kept = [middle.sum_of(lent, own)]
+    middle.reader._own._payloads.size = 0
+    kept.append(middle.sum_of(lent, own))
+    alone = Dense(np.dtype(np.float32)).new_sum()
+    alone.add_received(lent, 2)
+    assert alone.to_send() is lent, "who forwards it needs no copy"
+    kept.append(alone.to_keep())
+    values[:] = 50
+    assert [np.frombuffer(one, np.float32)[9] for one in kept] == [7, 7, 1]
 
 
 def test_who_lends_nothing_has_no_room_for_sums(pair):
@@ -324,7 +378,7 @@ def test_references_to_what_is_not_there_are_refused(pair):
         (offset, 2**60),
         (2**63, 100),
         (offset, 0),
-        (SIZE - 5, 10),
+        (2 * SIZE - 5, 10),
         (offset, MOST + 1),
     ):
         wrong = np.array([begin, size], "<u8").tobytes() + lease + constant
