@@ -610,9 +610,12 @@ class ChunkSum:
         """Return the root's result in private memory: it outlives the user's source, and that of a child."""
         if self.alone is not None:
             return self.alone.copy()
-        if self._received is not None and is_constant(self._received):
-            return np.frombuffer(self._received, self._dtype).copy()
-        return self.to_send()
+        if self._received is None or not is_constant(self._received):
+            return self.to_send()
+        values, room = np.frombuffer(self._received, self._dtype), room_beside(self._received)
+        kept = np.empty_like(values) if room is None else np.frombuffer(room, self._dtype)
+        kept[:] = values
+        return kept if room is None else room
 
     def _add(self, more: Array) -> None:
         assert self._values is not None
