@@ -78,7 +78,7 @@ class StagingBuffer:
     it; checking again would cost each push and pull 5 us.
     """
 
-    __slots__ = ("_copies", "_is_plain", "array", "dtype", "is_shared", "shape")
+    __slots__ = ("_copies", "_is_plain", "_values", "array", "dtype", "is_shared", "shape")
 
     def __init__(
         self,
@@ -113,6 +113,9 @@ class StagingBuffer:
         """Neighbours can read it."""
         self._copies: CopyOut | None = None
         """Made for the first copy out."""
+        self._values: npt.NDArray[np.generic] | None = None
+        """The memory, once it was asked for: what is copied here is in the default layout, so it never moves.
+        """
 
     @classmethod
     def like(cls, array: NDArray) -> StagingBuffer:
@@ -128,8 +131,10 @@ class StagingBuffer:
 
     def values(self) -> npt.NDArray[np.generic]:
         """Return `memory` as what a rank contributes to a round: flat, of the buffer's type."""
-        values = np.frombuffer(self.memory(), self.dtype)
-        return values.view(StagedValues) if self.is_shared else values
+        if self._values is None:
+            values = np.frombuffer(self.memory(), self.dtype)
+            self._values = values.view(StagedValues) if self.is_shared else values
+        return self._values
 
     @property
     def may_have_alias(self) -> bool:

@@ -436,8 +436,8 @@ class Entry(KeyState):
         uncounted = None if loss is None else self.kept
 
         def start(completion: Completion) -> None:
-            memory = np.frombuffer(array.memory(), key.dtype)
-            source: Values | None = array.values() if contributes else None
+            memory = array.values()
+            source: Values | None = memory if contributes else None
             if uncounted is not None:
                 source = uncounted.with_uncounted(memory)
             if update is not None:

@@ -360,7 +360,7 @@ class Round:
             target = self.form.own(target, *self.layout.bounds[chunk])
         if target is None or not np.may_share_memory(target, own):
             return own
-        # An initial value is written where it is. Two ranges of so many elements are the same if they begin so.
+        # An initial value is written where it is: what has as many elements is the same if it begins there.
         in_place = isinstance(self.form, Dense) and target.ctypes.data == own.ctypes.data
         return own if in_place else None
 
