@@ -196,11 +196,12 @@ class SharedPayloads:
 
     def _made(self) -> _OwnMemory | None:
         """Return this process's memory; None: the system has no such memory."""
-        if self._own is None and not self._unavailable:
-            try:
-                self._own = _OwnMemory(self._nbytes, self._staging_bytes)
-            except OSError:
-                self._unavailable = True
+        sizes = (self._staging_bytes, 0)  # the first is more than a limit of addresses (ulimit -v) may allow
+        for staging_bytes in sizes if self._own is None and not self._unavailable else ():
+            with contextlib.suppress(OSError):
+                self._own = _OwnMemory(self._nbytes, staging_bytes)
+                break
+        self._unavailable = self._own is None
         return self._own
 
 
@@ -268,7 +269,7 @@ class _OwnMemory:
         try:
             os.ftruncate(self._descriptor, size)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            self._map: Final = mmap.mmap(self._descriptor, size)
+            self._map: Final = _mapped(self._descriptor, size)
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -476,7 +477,7 @@ class _PeersMemory:
         # A mapping keeps a descriptor of its own, and with the same one a forked child would hold the lock.
         mapped = os.open(path, _FLAGS)
         try:
-            self._map: Final = mmap.mmap(mapped, memory.nbytes)
+            self._map: Final = _mapped(mapped, memory.nbytes)
         finally:
             os.close(mapped)
         if self._map[:_TOKEN_BYTES] != memory.token:
@@ -502,6 +503,13 @@ class _PeersMemory:
 
 def _address(values: np.ndarray[Any, Any]) -> int:
     return int(values.__array_interface__["data"][0])
+
+
+def _mapped(descriptor: int, size: int) -> mmap.mmap:
+    """Map a memory. A core dump leaves it out: it would fill all of its pages."""
+    memory = mmap.mmap(descriptor, size)
+    memory.madvise(mmap.MADV_DONTDUMP)
+    return memory
 
 
 def _begin(place: _Place) -> int:

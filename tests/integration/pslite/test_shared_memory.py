@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -303,6 +304,25 @@ def test_a_staging_buffer_is_used_again_once_neither_its_owner_nor_a_reader_has_
     kept.clear()
     pair.give(values_of(1))  # leases have ended, which is noticed now
     assert pair.owner.staging(SIZE) is not None, "free places do not join again"
+
+
+def test_where_addresses_are_limited_there_are_no_staging_buffers_but_payloads_go_by_reference():
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    owner = SharedPayloads(Counters(), most_bytes=MOST)
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, before[1]))
+    try:
+        assert owner.staging(2**20) is None
+        assert owner.lend(A) is not None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    owner.close()
+
+
+def test_a_core_dump_leaves_the_memory_out(pair):
+    mappings = Path("/proc/self/smaps").read_text().split("/memfd:netstorm")[1:]
+    assert len(mappings) >= 2
+    assert all(" dd " in next(line for line in one.splitlines() if "VmFlags" in line) for one in mappings)
 
 
 def test_a_sum_with_staged_values_is_no_staging_buffer(middle):
