@@ -464,6 +464,19 @@ def test_what_a_process_had_that_was_killed_comes_back_and_what_a_stopped_one_ha
     assert all((payload == 255).all() for payload in kept)
 
 
+def test_a_staging_buffer_that_a_killed_process_read_is_used_again_and_that_of_a_stopped_one_is_not(pair):
+    reader = Reader(pair.owner)
+    values = staged(pair.owner.staging(SIZE), 9)
+    assert reader.ask(pair.owner.reference(B, values[: 32 * KB]).hex()) == "9"
+    os.kill(reader.process.pid, signal.SIGSTOP)
+    pair.owner.closed(B)
+    del values
+    assert pair.owner.staging(32 * KB) is None
+    with reader.process:
+        reader.process.kill()
+    assert pair.owner.staging(SIZE) is not None
+
+
 def test_a_killed_owner_leaves_nothing_and_its_readers_keep_what_they_have():
     before = set(SHARED.iterdir())
     program = """
