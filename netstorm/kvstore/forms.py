@@ -67,7 +67,7 @@ from netstorm.protocol.codecs import (
     rounds_under_way,
     row_length,
 )
-from netstorm.protocol.frames import Buffer, printable, room_beside
+from netstorm.protocol.frames import Buffer, is_constant, printable, room_beside
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = [
@@ -607,8 +607,15 @@ class ChunkSum:
         return self._own if self._values is None else None
 
     def to_keep(self) -> Buffer | None:
-        """Return the root's result in private memory: it outlives the user's source."""
-        return self.to_send() if self.alone is None else self.alone.copy()
+        """Return the root's result in private memory: it outlives the user's source, and that of a child."""
+        if self.alone is not None:
+            return self.alone.copy()
+        if self._received is None or not is_constant(self._received):
+            return self.to_send()
+        values, room = np.frombuffer(self._received, self._dtype), room_beside(self._received)
+        kept = np.empty_like(values) if room is None else np.frombuffer(room, self._dtype)
+        kept[:] = values
+        return kept if room is None else room
 
     def _add(self, more: Array) -> None:
         assert self._values is not None
@@ -620,6 +627,8 @@ class ChunkSum:
         room = None if self._received is None else room_beside(self._received)
         if room is not None:
             total, self._received = np.frombuffer(room, self._dtype), room
+        elif not values.flags.writeable:
+            total = self._received = np.empty_like(values)
         with np.errstate(all="ignore"):  # the user sees inf and nan in the values; no warnings
             self._reduce(values, more, out=total, casting="unsafe")
         self._values = total

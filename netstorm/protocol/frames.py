@@ -45,6 +45,7 @@ __all__ = [
     "Header",
     "LentPayload",
     "Peer",
+    "StagedValues",
     "bits_from_wire",
     "bits_of",
     "bits_to_wire",
@@ -139,6 +140,13 @@ class LentPayload(np.ndarray[Any, Any]):
 
     room: Callable[[int], Buffer | None] | None = None
     """Returns so many bytes of this process's own memory that the same peers read; None: there are none."""
+
+
+class StagedValues(np.ndarray[Any, Any]):
+    """A rank's own values, in memory that processes of this machine may read (`SharedPayloads.staging`).
+
+    Who sends them says by this type that nobody changes them before the result is here, in which they are.
+    """
 
 
 def room_beside(payload: Buffer) -> Buffer | None:

@@ -5,7 +5,8 @@ where it is, and a *lease*, one byte of that memory that says that the receiver 
 clears the byte once nothing refers to the payload any more; then its place is used again. So nothing is
 copied through the kernel, and the message itself, its order, its repetition and its acknowledgement stay what
 they are. A sum that begins with such a payload is made in the reader's own memory (`SharedPayloads.room`): it
-goes on from there without a copy.
+goes on from there without a copy. So do values that a frontend has put there itself
+(`SharedPayloads.staging`).
 
 The memory is anonymous (memfd), and reached through the descriptor of its process in /proc: it has no name
 that could be left behind, takes nothing of /dev/shm, and the kernel keeps it from other users. A process in
@@ -34,7 +35,7 @@ from typing import Any, Final
 import numpy as np
 
 from netstorm.observe.log import Counters
-from netstorm.protocol.frames import Buffer, LentPayload, constant_payload, is_constant
+from netstorm.protocol.frames import Buffer, LentPayload, StagedValues, constant_payload, is_constant
 from netstorm.protocol.messages import SharedMemory
 from netstorm.pslite.host_pipes import SLOT_BYTES, SLOTS, HostPipes
 from netstorm.pslite.van import Connection
@@ -44,6 +45,9 @@ __all__ = ["SharedPayloads"]
 
 _SIZE: Final = 256 * 2**20
 """Bytes of one process's payloads under way. Pages that were never used take no memory."""
+
+_STAGING: Final = 16 * 2**30
+"""Bytes of its staging buffers, of which again only used pages exist: more than MXNet's models have."""
 
 _TOKEN_BYTES: Final = 16
 _LEASES: Final = 8192
@@ -78,19 +82,27 @@ class SharedPayloads:
     """
 
     def __init__(
-        self, counters: Counters, *, most_bytes: int, nbytes: int = _SIZE, pipes: HostPipes | None = None
+        self,
+        counters: Counters,
+        *,
+        most_bytes: int,
+        nbytes: int = _SIZE,
+        staging_bytes: int = _STAGING,
+        pipes: HostPipes | None = None,
     ) -> None:
         """Begin without memory: `nbytes` are taken for the first peer.
 
         Args:
             counters: count payloads that went by reference, and those for which there was no room.
             most_bytes: of a payload.
-            nbytes: of the memory.
+            nbytes: of the memory, without staging buffers.
+            staging_bytes: of these.
             pipes: for the messages between the same processes; None: these go over connections.
         """
         self._pipes: Final = pipes
         self._counters: Final = counters
         self._nbytes: Final = nbytes
+        self._staging_bytes: Final = staging_bytes
         self._most_bytes: Final = most_bytes
         self._own: _OwnMemory | None = None
         self._unavailable = False
@@ -101,16 +113,12 @@ class SharedPayloads:
         """Return where payloads over a connection that is opened here may lie; None: the system has no such
         memory.
         """
-        if self._own is None and not self._unavailable:
-            try:
-                self._own = _OwnMemory(self._nbytes)
-            except OSError:
-                self._unavailable = True
-        if self._own is None:
+        own = self._made()
+        if own is None:
             return None
         if self._pipes is not None:
-            self._pipes.offer(connection, self._own.slot(connection))
-        return self._own.described(connection)
+            self._pipes.offer(connection, own.slot(connection))
+        return own.described(connection)
 
     def share(self, connection: Connection) -> None:
         """Send payloads over a connection by reference from now on: its peer has the memory."""
@@ -149,6 +157,13 @@ class SharedPayloads:
             return None
         return self._own.room(nbytes)
 
+    def staging(self, nbytes: int) -> Buffer | None:
+        """Return memory for values that go by reference as they are (`StagedValues`); None: copies cost less,
+        or there is none. It belongs to the caller for as long as he refers to it.
+        """
+        own = self._made() if nbytes >= _LEAST else None
+        return None if own is None else own.staging(nbytes)
+
     def payload(self, connection: Connection, reference: Buffer) -> Buffer | None:
         """Return the payload that a peer refers to, writable unless it is constant; None: no process of a job
         sends such.
@@ -179,13 +194,24 @@ class SharedPayloads:
             self._own = None
         self._unavailable = True
 
+    def _made(self) -> _OwnMemory | None:
+        """Return this process's memory; None: the system has no such memory."""
+        sizes = (self._staging_bytes, 0)  # the first is more than a limit of addresses (ulimit -v) may allow
+        for staging_bytes in sizes if self._own is None and not self._unavailable else ():
+            with contextlib.suppress(OSError):
+                self._own = _OwnMemory(self._nbytes, staging_bytes)
+                break
+        self._unavailable = self._own is None
+        return self._own
+
 
 class _Place:
     """Where one payload lies, and how many readers have it."""
 
-    __slots__ = ("begin", "end", "key", "leases", "source")
+    __slots__ = ("area", "begin", "end", "key", "leases", "source")
 
-    def __init__(self, begin: int, end: int) -> None:
+    def __init__(self, area: _Area, begin: int, end: int) -> None:
+        self.area: Final = area
         self.begin: Final = begin
         self.end: Final = end
         self.leases = self.key = 0
@@ -202,23 +228,61 @@ class _Place:
         return self.leases > 0 or (self.source is not None and self.source() is not None)
 
 
+class _Area:
+    """Free places of a part of the memory."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.size = end - begin
+        self._free: Final = [(begin, end)]
+        """Ascending, never side by side."""
+
+    def take(self, nbytes: int) -> _Place | None:
+        """Take the first place that is large enough: so as few pages as possible are ever touched."""
+        size = -(-nbytes // _ALIGNED) * _ALIGNED
+        for index, (begin, end) in enumerate(self._free):
+            if end - begin >= size:
+                if end - begin == size:
+                    del self._free[index]
+                else:
+                    self._free[index] = (begin + size, end)
+                return _Place(self, begin, begin + size)
+        return None
+
+    def give_back(self, place: _Place) -> None:
+        """Have a place that was taken used again."""
+        begin, end = place.begin, place.end
+        index = bisect.bisect(self._free, (begin, end))
+        if index < len(self._free) and self._free[index][0] == end:
+            end = self._free.pop(index)[1]
+        if index and self._free[index - 1][1] == begin:
+            index -= 1
+            begin = self._free.pop(index)[0]
+        self._free.insert(index, (begin, end))
+
+
 class _OwnMemory:
     """The memory of this process's payloads under way."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, payload_bytes: int, staging_bytes: int) -> None:
+        size = payload_bytes + staging_bytes
         self._descriptor: Final = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._descriptor, size)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            self._map: Final = mmap.mmap(self._descriptor, size)
+            self._map: Final = _mapped(self._descriptor, size)
         except BaseException:
             os.close(self._descriptor)
             raise
         self._token: Final = secrets.token_bytes(_TOKEN_BYTES)
         self._map[:_TOKEN_BYTES] = self._token
         self._bytes: Final = np.frombuffer(self._map, np.uint8)
-        self._free: Final = [(_BEGIN, size)]
-        """Free places, ascending, never side by side."""
+        self._address: Final = _address(self._bytes)
+        self._payloads: Final = _Area(_BEGIN, payload_bytes)
+        self._staging: Final = _Area(payload_bytes, size)
+        self._staged: Final[list[_Place]] = []
+        """Places of staging buffers, ascending."""
+        self._unstaged: Final[deque[_Place]] = deque()
+        """Those whose owner has dropped them, on whatever thread."""
         self._free_leases: Final = list(range(_LEASES, 0, -1))
         self._lent: Final[deque[tuple[int, Connection, _Place]]] = deque()
         """Leases under way, in the order in which they began."""
@@ -251,21 +315,23 @@ class _OwnMemory:
         self._collect()
         if not self._free_leases and not self._find_room():
             return None
-        place = self._place_of(payload)
+        staged = self._staged_at(payload) if isinstance(payload, StagedValues) else None
+        place = staged or self._place_of(payload)
         if place is None:
             return None
+        begin = place.begin if staged is None else _address(payload) - self._address
         lease = self._free_leases.pop()
         self._map[_TOKEN_BYTES + lease] = 1
         place.leases += 1
         self._lent.append((lease, connection, place))
-        return _REFERENCE.pack(place.begin, memoryview(payload).nbytes, lease, place.source is not None)
+        return _REFERENCE.pack(begin, memoryview(payload).nbytes, lease, place.source is not None)
 
     def room(self, nbytes: int) -> Buffer | None:
         """See `SharedPayloads.room`."""
         self._collect()
-        if self._rooms_bytes + nbytes > len(self._bytes) // 2:
+        if self._rooms_bytes + nbytes > self._payloads.size // 2:
             return None  # the other half is for copies
-        place = self._take(nbytes)
+        place = self._payloads.take(nbytes)
         if place is None:
             return None
         values = self._bytes[place.begin : place.begin + nbytes]
@@ -273,6 +339,18 @@ class _OwnMemory:
         self._rooms[place.key] = place
         self._idle[place] = None
         self._rooms_bytes += place.end - place.begin
+        return values.data
+
+    def staging(self, nbytes: int) -> Buffer | None:
+        """See `SharedPayloads.staging`."""
+        self._collect()
+        self._find_room()
+        place = self._staging.take(nbytes)
+        if place is None:
+            return None
+        values = self._bytes[place.begin : place.begin + nbytes]
+        place.source = weakref.ref(values, lambda _: self._unstaged.append(place))
+        bisect.insort(self._staged, place, key=_begin)
         return values.data
 
     def closed(self, connection: Connection) -> None:
@@ -291,9 +369,9 @@ class _OwnMemory:
         values = np.frombuffer(payload, np.uint8)
         if is_constant(payload) and (room := self._rooms.get(_address(values))) is not None:
             return room
-        place = self._take(len(values))
+        place = self._payloads.take(len(values))
         if place is None and self._find_room():
-            place = self._take(len(values))
+            place = self._payloads.take(len(values))
         if place is None:
             return None
         np.copyto(self._bytes[place.begin : place.begin + len(values)], values)
@@ -302,32 +380,24 @@ class _OwnMemory:
             self._copies[place.key] = place
         return place
 
-    def _take(self, nbytes: int) -> _Place | None:
-        """Take the first place that is large enough: so as few pages as possible are ever touched."""
-        size = -(-nbytes // _ALIGNED) * _ALIGNED
-        for index, (begin, end) in enumerate(self._free):
-            if end - begin >= size:
-                if end - begin == size:
-                    del self._free[index]
-                else:
-                    self._free[index] = (begin + size, end)
-                return _Place(begin, begin + size)
-        return None
-
     def _give_back(self, place: _Place) -> None:
         if self._copies.get(place.key) is place:
             del self._copies[place.key]
         elif self._rooms.get(place.key) is place:
             del self._rooms[place.key]
             self._rooms_bytes -= place.end - place.begin
-        begin, end = place.begin, place.end
-        index = bisect.bisect(self._free, (begin, end))
-        if index < len(self._free) and self._free[index][0] == end:
-            end = self._free.pop(index)[1]
-        if index and self._free[index - 1][1] == begin:
-            index -= 1
-            begin = self._free.pop(index)[0]
-        self._free.insert(index, (begin, end))
+        elif place.area is self._staging:
+            self._staged.remove(place)
+        place.area.give_back(place)
+
+    def _staged_at(self, values: StagedValues) -> _Place | None:
+        """Return the staging buffer that values lie in; None: they are a copy, or lie in none of this
+        memory's.
+        """
+        begin = _address(values) - self._address
+        index = bisect.bisect(self._staged, begin, key=_begin)
+        place = self._staged[index - 1] if index else None
+        return place if place is not None and begin + values.nbytes <= place.end else None
 
     def _collect(self) -> None:
         """Take back the oldest leases that have ended."""
@@ -336,6 +406,10 @@ class _OwnMemory:
             self._end(*lent.popleft())
         for place in list(self._idle):
             self._settle(place)
+        while self._unstaged:
+            place = self._unstaged.popleft()
+            if place in self._staged:  # or it has come back with its last lease
+                self._settle(place)
 
     def _find_room(self) -> bool:
         """Take back whatever has ended, in any order, and what dead processes had. Return whether there was
@@ -361,7 +435,7 @@ class _OwnMemory:
         self._idle.pop(place, None)
         if not place.is_used:
             self._give_back(place)
-        elif not place.leases:
+        elif not place.leases and place.area is self._payloads:
             self._idle[place] = None
 
     def _is_read(self, connection: Connection) -> bool:
@@ -403,7 +477,7 @@ class _PeersMemory:
         # A mapping keeps a descriptor of its own, and with the same one a forked child would hold the lock.
         mapped = os.open(path, _FLAGS)
         try:
-            self._map: Final = mmap.mmap(mapped, memory.nbytes)
+            self._map: Final = _mapped(mapped, memory.nbytes)
         finally:
             os.close(mapped)
         if self._map[:_TOKEN_BYTES] != memory.token:
@@ -429,6 +503,17 @@ class _PeersMemory:
 
 def _address(values: np.ndarray[Any, Any]) -> int:
     return int(values.__array_interface__["data"][0])
+
+
+def _mapped(descriptor: int, size: int) -> mmap.mmap:
+    """Map a memory. A core dump leaves it out: it would fill all of its pages."""
+    memory = mmap.mmap(descriptor, size)
+    memory.madvise(mmap.MADV_DONTDUMP)
+    return memory
+
+
+def _begin(place: _Place) -> int:
+    return place.begin
 
 
 def _slot(memory: mmap.mmap, number: int) -> memoryview:

@@ -31,6 +31,7 @@ from netstorm.errors import KeyMismatch, UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import LIBRARY, LIBRARY_KEEPING_LOCK, NDArray, check_call
 from netstorm.kvstore.forms import Key
+from netstorm.protocol.frames import Buffer, StagedValues
 
 __all__ = [
     "ArrayKind",
@@ -77,25 +78,44 @@ class StagingBuffer:
     it; checking again would cost each push and pull 5 us.
     """
 
-    __slots__ = ("_copies", "_is_plain", "array", "dtype", "shape")
+    __slots__ = ("_copies", "_is_plain", "_values", "array", "dtype", "is_shared", "shape")
 
-    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        memory: Callable[[int], Buffer | None] = lambda _: None,
+    ) -> None:
         """Allocate it; the contents are arbitrary.
 
         Args:
             shape: of the values.
             dtype: any that MXNet 1.9 has: float16, float32, float64, int8, int32, int64, uint8, bool.
+            memory: returns so many bytes that neighbours can read; None: MXNet's own memory does as well.
+                Asked for floats on the host only.
 
         Raises:
             UsageError: a type that MXNet does not have.
         """
         self.shape: Final = tuple(shape)
         self.dtype: Final[np.dtype[np.generic]] = _known(dtype)
-        with _any_shape(self.shape):
-            self.array: Final[NDArray] = mx.nd.empty(self.shape, ctx=_host(), dtype=self.dtype)
         self._is_plain: Final = bool(self.shape) and all(self.shape)
+        shared = None
+        if self.may_have_alias and np.issubdtype(self.dtype, np.floating):
+            shared = memory(math.prod(self.shape) * self.dtype.itemsize)
+        with _any_shape(self.shape):
+            self.array: Final[NDArray] = (
+                mx.nd.empty(self.shape, ctx=_host(), dtype=self.dtype)
+                if shared is None
+                else mx.nd.from_numpy(np.frombuffer(shared, self.dtype).reshape(self.shape))
+            )
+        self.is_shared: Final = shared is not None
+        """Neighbours can read it."""
         self._copies: CopyOut | None = None
         """Made for the first copy out."""
+        self._values: npt.NDArray[np.generic] | None = None
+        """The memory, once it was asked for: what is copied here is in the default layout, so it never moves.
+        """
 
     @classmethod
     def like(cls, array: NDArray) -> StagingBuffer:
@@ -108,6 +128,13 @@ class StagingBuffer:
         Never waits. The array's memory lives at least as long as the view.
         """
         return memory_of(self.array)
+
+    def values(self) -> npt.NDArray[np.generic]:
+        """Return `memory` as what a rank contributes to a round: flat, of the buffer's type."""
+        if self._values is None:
+            values = np.frombuffer(self.memory(), self.dtype)
+            self._values = values.view(StagedValues) if self.is_shared else values
+        return self._values
 
     @property
     def may_have_alias(self) -> bool:

@@ -252,7 +252,7 @@ class Entry(KeyState):
 
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
         super().__init__(runtime, key, user_key)
-        self._stored: Final = StagingBuffer(key.spec.shape, key.dtype)
+        self._stored: Final = StagingBuffer(key.spec.shape, key.dtype, runtime.staging)
         self._may_defer: Final = not RUNS_INLINE and self._stored.may_have_alias
         """Another thread may queue its updates."""
         self._merged: StagingBuffer | None = None
@@ -337,7 +337,7 @@ class Entry(KeyState):
             )
             return
         if self._merged is None:
-            self._merged = StagingBuffer(self.key.spec.shape, self.key.dtype)
+            self._merged = StagingBuffer(self.key.spec.shape, self.key.dtype, self._runtime.staging)
         merged = self._merged
         merged.sum_of(values, last)
         # Where both are pushed, updates with dense sums are queued at once, as those with rows are.
@@ -436,7 +436,7 @@ class Entry(KeyState):
         uncounted = None if loss is None else self.kept
 
         def start(completion: Completion) -> None:
-            memory = np.frombuffer(array.memory(), key.dtype)
+            memory = array.values()
             source: Values | None = memory if contributes else None
             if uncounted is not None:
                 source = uncounted.with_uncounted(memory)

@@ -26,10 +26,10 @@ from netstorm.kvstore.options import NodeOptions, lane_options
 from netstorm.observe.log import Counters
 from netstorm.observe.trace import Trace, trace_path
 from netstorm.observe.web import WebAccess, WebRefusals, WebServer, metrics_page, pages
-from netstorm.protocol.frames import SCHEDULER, UNKNOWN
+from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Buffer
 from netstorm.protocol.messages import Measured, NodeStatus
 from netstorm.pslite.admission import log_if_plain, serves_others
-from netstorm.pslite.host_addresses import advertised_host, machine_number, resolve
+from netstorm.pslite.host_addresses import advertised_host, is_own_address, machine_number, resolve
 from netstorm.pslite.host_traffic import SharedTraffic
 from netstorm.pslite.io_thread import Driver, VanAhead, start_driver
 from netstorm.pslite.sntp import Address
@@ -166,6 +166,13 @@ class NodeProcess:
             sum(link["bytes_sent"] for link in links.values()),
             sum(link["bytes_received"] for link in links.values()),
         )
+
+    def staging(self, nbytes: int) -> Buffer | None:
+        """See `Runtime.staging`. Runs on the I/O thread."""
+        if not self._settings.shared_memory:
+            return None
+        others = (member.host for member in self.node.members if member.rank != self.node.rank)
+        return self.driver.van.memory.staging(nbytes) if any(map(is_own_address, others)) else None
 
     def waiting_text(self, operation: Operation) -> str:
         """Return what an all-reduce or collective call waits for, for a person; empty: nobody knows."""

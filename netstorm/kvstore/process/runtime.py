@@ -214,6 +214,16 @@ class Runtime:
         self._driver.thread.post(lambda now: self.node.register(key, now))
         return key
 
+    def staging(self, nbytes: int) -> Buffer | None:
+        """Return memory from which values go to ranks of this machine without a copy (`StagedValues`).
+
+        It belongs to the caller for as long as he refers to it. None: ordinary memory does as well.
+
+        Raises:
+            Closed: after `close`, or in a forked child.
+        """
+        return self._driver.thread.call(lambda _: self.process.staging(nbytes)).result()
+
     def submit(self, operation: Operation | AsyncOperation | PointToPointOperation) -> None:
         """Begin an all-reduce, an asynchronous push or pull, a send or a receive.
 

@@ -16,6 +16,7 @@ from netstorm.kvstore.forms import (
     ChunkLayout,
     ChunkSum,
     Collective,
+    Dense,
     Form,
     Key,
     Sum,
@@ -344,8 +345,8 @@ class Round:
 
     def lendable(self, chunk: int, total: Sum) -> Array | None:
         """Return the result of a chunk of which this rank is the root if it may be sent from the user's
-        memory: nobody else has contributed, nothing is written there, and nothing keeps it when the operation
-        has ended.
+        memory: nobody else has contributed, nothing else is written there, and nothing keeps it when the
+        operation has ended.
         """
         own = total.alone if isinstance(total, ChunkSum) else None
         if own is None or own.nbytes * len(self.results) < _LEAST_LENT or own.nbytes < _LEAST_LENT_CHUNK:
@@ -357,7 +358,11 @@ class Round:
         target = operation.destination
         if target is not None:
             target = self.form.own(target, *self.layout.bounds[chunk])
-        return own if target is None or not np.may_share_memory(target, own) else None
+        if target is None or not np.may_share_memory(target, own):
+            return own
+        # An initial value is written where it is: what has as many elements is the same if it begins there.
+        in_place = isinstance(self.form, Dense) and target.ctypes.data == own.ctypes.data
+        return own if in_place else None
 
     def receivers_of(self, chunk: int) -> int | None:
         """Return the bit set of the ranks that want a chunk's result; None: all."""

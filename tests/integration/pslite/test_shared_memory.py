@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from netstorm.addresses import is_address
 from netstorm.kvstore.forms import Dense
 from netstorm.lab.testing.conformance import VanConformance
 from netstorm.observe.log import Counters
-from netstorm.protocol.frames import constant_payload
+from netstorm.protocol.frames import StagedValues, constant_payload
 from netstorm.protocol.messages import SharedMemory
 from netstorm.pslite.host_addresses import is_own_address
 from netstorm.pslite.shared_memory import SharedPayloads
@@ -76,7 +77,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.counters = Counters()
-        self.owner = SharedPayloads(self.counters, most_bytes=MOST, nbytes=SIZE)
+        self.owner = SharedPayloads(self.counters, most_bytes=MOST, nbytes=SIZE, staging_bytes=SIZE)
         self.reader = SharedPayloads(Counters(), most_bytes=MOST)
         self.connect(A, HERE)
 
@@ -255,7 +256,7 @@ def test_the_place_of_a_sum_is_used_again_once_neither_it_nor_a_reader_needs_it(
 
 
 def test_sums_take_half_of_the_memory_at_most_and_then_lie_where_the_payload_does(middle):
-    middle.reader._own._bytes = middle.reader._own._bytes[: 256 * KB]  # as if it were so small
+    middle.reader._own._payloads.size = 256 * KB  # as if it were so small
     own = np.full(8 * KB, 2, np.float32)
     kept = [middle.sum_of(middle.lend(1), own) for _ in range(4)]
     lent = middle.lend(1)
@@ -265,6 +266,79 @@ def test_sums_take_half_of_the_memory_at_most_and_then_lie_where_the_payload_doe
     lent = middle.lend(1)
     assert (np.frombuffer(middle.sum_of(lent, own), np.float32) == 7).all()
     assert (np.frombuffer(lent, np.float32) == 1).all()
+
+
+def staged(memory: Any, number: int) -> Bytes:
+    """Return values in a staging buffer, all the same."""
+    values = np.frombuffer(memory, np.uint8).view(StagedValues)
+    values[:] = number
+    return values
+
+
+def test_staged_values_are_read_where_they_lie_and_by_readers_only_read(pair):
+    values = staged(pair.owner.staging(64 * KB), 5)
+    payload = pair.give(values[16 * KB : 40 * KB])
+    assert len(payload) == 24 * KB
+    values[20 * KB] = 99
+    assert payload[4 * KB] == 99, "it is a copy"
+    with pytest.raises(ValueError, match="read-only"):
+        payload[0] = 1
+    elsewhere = pair.give(values.copy())
+    values[:] = 7
+    assert (elsewhere[:100] == 5).all()
+    assert pair.owner.staging(1000) is None, "a copy costs less"
+
+
+def test_a_staging_buffer_is_used_again_once_neither_its_owner_nor_a_reader_has_it(pair):
+    values = [staged(pair.owner.staging(2**20), number) for number in range(SIZE // 2**20)]
+    assert pair.owner.staging(2**20) is None
+    payloads = [pair.give(one) for one in values]
+    values.clear()
+    assert pair.owner.staging(2**20) is None
+    assert [int(payload[-1]) for payload in payloads] == list(range(SIZE // 2**20))
+    del payloads[::2]
+    kept = [staged(pair.owner.staging(2**20), 200) for _ in range(SIZE // 2**21)]
+    assert pair.owner.staging(2**20) is None
+    assert all((payload == 2 * place + 1).all() for place, payload in enumerate(payloads))
+    payloads.clear()
+    kept.clear()
+    pair.give(values_of(1))  # leases have ended, which is noticed now
+    assert pair.owner.staging(SIZE) is not None, "free places do not join again"
+
+
+def test_where_addresses_are_limited_there_are_no_staging_buffers_but_payloads_go_by_reference():
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    owner = SharedPayloads(Counters(), most_bytes=MOST)
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, before[1]))
+    try:
+        assert owner.staging(2**20) is None
+        assert owner.lend(A) is not None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    owner.close()
+
+
+def test_a_core_dump_leaves_the_memory_out(pair):
+    mappings = Path("/proc/self/smaps").read_text().split("/memfd:netstorm")[1:]
+    assert len(mappings) >= 2
+    assert all(" dd " in next(line for line in one.splitlines() if "VmFlags" in line) for one in mappings)
+
+
+def test_a_sum_with_staged_values_is_no_staging_buffer(middle):
+    values = staged(middle.owner.staging(32 * KB), 0).view(np.float32)
+    values[:] = 1
+    lent = middle.reader.payload(HERE, middle.owner.reference(A, values.view(StagedValues)))
+    own = np.full(8 * KB, 2, np.float32)
+    kept = [middle.sum_of(lent, own)]
+    middle.reader._own._payloads.size = 0
+    kept.append(middle.sum_of(lent, own))
+    alone = Dense(np.dtype(np.float32)).new_sum()
+    alone.add_received(lent, 2)
+    assert alone.to_send() is lent, "who forwards it needs no copy"
+    kept.append(alone.to_keep())
+    values[:] = 50
+    assert [np.frombuffer(one, np.float32)[9] for one in kept] == [7, 7, 1]
 
 
 def test_who_lends_nothing_has_no_room_for_sums(pair):
@@ -324,7 +398,7 @@ def test_references_to_what_is_not_there_are_refused(pair):
         (offset, 2**60),
         (2**63, 100),
         (offset, 0),
-        (SIZE - 5, 10),
+        (2 * SIZE - 5, 10),
         (offset, MOST + 1),
     ):
         wrong = np.array([begin, size], "<u8").tobytes() + lease + constant
@@ -388,6 +462,19 @@ def test_what_a_process_had_that_was_killed_comes_back_and_what_a_stopped_one_ha
     more = [pair.give(values_of(254)) for _ in range(150)]
     assert all((payload == 254).all() for payload in more)
     assert all((payload == 255).all() for payload in kept)
+
+
+def test_a_staging_buffer_that_a_killed_process_read_is_used_again_and_that_of_a_stopped_one_is_not(pair):
+    reader = Reader(pair.owner)
+    values = staged(pair.owner.staging(SIZE), 9)
+    assert reader.ask(pair.owner.reference(B, values[: 32 * KB]).hex()) == "9"
+    os.kill(reader.process.pid, signal.SIGSTOP)
+    pair.owner.closed(B)
+    del values
+    assert pair.owner.staging(32 * KB) is None
+    with reader.process:
+        reader.process.kill()
+    assert pair.owner.staging(SIZE) is not None
 
 
 def test_a_killed_owner_leaves_nothing_and_its_readers_keep_what_they_have():

@@ -72,6 +72,22 @@ def test_without_an_optimiser_a_push_replaces_the_value_by_the_sum_over_ranks(kv
 
 
 @on_nodes
+def test_neighbours_read_what_is_pushed_where_it_is_staged_and_the_next_push_changes_no_sum(kv: Any) -> None:
+    kv.init("k", ones(300_000, times=kv.rank))
+    kv.set_optimizer(mx.optimizer.create("test", rescale_grad=1.0))  # adds
+    [(entry, _)] = kv._keys.find([("k", [ones(300_000)])], "push")
+    out, total = mx.nd.zeros((300_000,)), 0.0
+    for step in range(30):
+        kv.push("k", ones(300_000, times=(kv.rank + 1) * (step % 3)))
+        total += EVERYBODY * (step % 3)
+        if step % 10 == 9:
+            kv.pull("k", out=out)
+            assert (out.asnumpy() == total).all()
+    assert entry._merged.is_shared
+    assert kv.statistics()["payloads_in_shared_memory"] > 10
+
+
+@on_nodes
 def test_lists_of_keys_and_of_devices_arrays_are_summed_key_by_key(kv: Any) -> None:
     keys = [3, 5, 9]
     kv.init(keys, [ones(4)] * 3)

@@ -31,7 +31,9 @@ def gradients() -> list[dict[int, Any]]:
     return [{key: mx.nd.array(drawn.randn(*shape)) for key, shape in SHAPES.items()} for _ in range(STEPS)]
 
 
-def updated(make: Callable[[], Any], change: Change, dtype: str = "float32", *, late: bool) -> list[bytes]:
+def updated(
+    make: Callable[[], Any], change: Change, dtype: str = "float32", *, late: bool, together: bool = False
+) -> list[bytes]:
     """Return weights and states after some steps, with a change of the optimiser after each update.
 
     Args:
@@ -40,11 +42,12 @@ def updated(make: Callable[[], Any], change: Change, dtype: str = "float32", *, 
         dtype: of the weights.
         late: the second half of each update comes after all steps, in another thread, one key after the
             other; else all is at once.
+        together: late ones of a step are made together as far as they may be.
     """
     optimizer = make()
     rule = CalledUpdater.of_optimizer(optimizer)
     weights = {key: mx.nd.ones(shape, dtype=dtype) for key, shape in SHAPES.items()}
-    second_halves = []
+    second_halves: list[tuple[Any, Any, Any]] = []
     number = 0
     for totals in gradients():
         for key, total in totals.items():
@@ -59,11 +62,20 @@ def updated(make: Callable[[], Any], change: Change, dtype: str = "float32", *, 
     assert len(second_halves) == (len(SHAPES) * (STEPS - 1) if late else 0)
 
     def apply() -> None:
-        second_halves.sort(
-            key=lambda half: str(half[0].key), reverse=True
-        )  # sums of different keys come in any order
-        for captured, pushed, weight in second_halves:
-            rule.apply(captured, pushed, weight)
+        if not together:  # sums of different keys come in any order
+            second_halves.sort(key=lambda half: str(half[0].key), reverse=True)
+        while second_halves:
+            assert rule.of_states is not None
+            group = [second_halves.pop(0)]
+            while (
+                together
+                and second_halves
+                and len(group) < rule.of_states.most_together
+                and second_halves[0][0].goes_together_with(group[0][0])
+                and second_halves[0][0].key not in {captured.key for captured, _, _ in group}
+            ):
+                group.append(second_halves.pop(0))
+            rule.apply(*zip(*group, strict=True))
 
     thread = threading.Thread(target=apply)
     thread.start()
@@ -92,7 +104,7 @@ def every_hyper_parameter(optimizer: Any, number: int) -> None:
 
 @pytest.mark.parametrize("change", [nothing, every_hyper_parameter])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_second_half_may_come_late(name: str, change: Change) -> None:
+def test_the_second_half_may_come_late_and_with_those_of_other_keys(name: str, change: Change) -> None:
     def make() -> Any:
         optimizer = mx.optimizer.create(name, wd=0.0 if name == "groupadagrad" else 0.01)
         if change is not nothing and hasattr(optimizer, "momentum"):
@@ -101,6 +113,7 @@ def test_the_second_half_may_come_late(name: str, change: Change) -> None:
 
     at_once, late = (updated(make, change, late=late) for late in (False, True))
     assert late == at_once
+    assert updated(make, change, late=True, together=True) == at_once
     if change is not nothing:
         assert at_once != updated(make, nothing, late=False)  # it does change something
 
@@ -121,7 +134,9 @@ def test_half_precision_keeps_its_copy_in_single(momentum: float) -> None:
     def make() -> Any:
         return mx.optimizer.SGD(momentum=momentum, multi_precision=True)
 
-    assert updated(make, nothing, "float16", late=True) == updated(make, nothing, "float16", late=False)
+    at_once = updated(make, nothing, "float16", late=False)
+    assert updated(make, nothing, "float16", late=True) == at_once
+    assert updated(make, nothing, "float16", late=True, together=True) == at_once
 
 
 def test_a_schedule_is_asked_when_the_update_is_counted() -> None:
