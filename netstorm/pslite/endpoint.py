@@ -34,6 +34,7 @@ from netstorm.protocol.frames import (
     SMALL,
     SPEAKS_VERSION,
     UNKNOWN,
+    BodyEncoder,
     Buffer,
     Header,
     Peer,
@@ -160,6 +161,7 @@ class Endpoint:
         self._stamp: Final = stamp
         self._random: Final = rng or random.Random(incarnation)
         self._drops: Final = Drops(self.counters)
+        self._bodies: Final = BodyEncoder()
         self._timers: Final[Timers[Session]] = Timers()
         limits = Limits() if limits is None else limits
         self._statistics: Final = LinkStatistics(2 * limits.sessions)
@@ -229,7 +231,12 @@ class Endpoint:
             self.counters.add("sends_without_session")
             _log.debug("nothing sent to %s: no session", self.process.name_of(peer))
             return
-        body = encode_body(instruction.message)
+        if instruction.payload is not None:  # no other peer's
+            body = encode_body(instruction.message)
+        elif isinstance(instruction.message, m.Joined):
+            body = self._bodies.encode_joined(instruction.message)
+        else:
+            body = self._bodies.encode(instruction.message)
         if isinstance(instruction.message, m.Datagram):
             session.submit_datagram(body)
         else:

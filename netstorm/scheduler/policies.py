@@ -529,7 +529,7 @@ _POLLS: Final = 5
 """Polls per update time, so that a large change need not wait for the next update."""
 
 _MOST_LINKS: Final = 1000
-"""In larger networks there is one poll per update time, since it takes tens of ms
+"""In larger networks there is one estimate per update time, since it takes tens of ms
 (docs/measurements/awareness.md, "What the scheduler costs").
 """
 
@@ -673,6 +673,19 @@ _LARGE: Final = 3.0
 """A change of so many times UPDATE_RATE need not wait for UPDATE_TIME."""
 
 
+_SLICES_EVERY_S: Final = 0.01
+"""How often a large estimate goes on, each time for about 5 ms."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _EstimateBegun:
+    """A poll that waits for its estimate."""
+
+    reports: int
+    """How many the estimate rests on."""
+    continue_at: float = -math.inf
+
+
 class Adaptation:
     """Decides; its owner has policies formed and installs what `decide` returns.
 
@@ -712,6 +725,7 @@ class Adaptation:
         """Reports when a policy was last formed."""
         self._requested = ""
         """Why a policy is to be formed at once; empty: it is not."""
+        self._estimating: _EstimateBegun | None = None
         self._asked: FormationRequest | None = None
         self._asked_for: NetworkEstimate | None = None
         """The network of that request."""
@@ -741,6 +755,8 @@ class Adaptation:
         """Return the time of the next `poll`."""
         if self._asked is not None:
             return math.inf
+        if self._estimating is not None:
+            return self._estimating.continue_at
         if self._requested:
             return -math.inf
         if self.workload_changed:
@@ -760,6 +776,9 @@ class Adaptation:
     def poll(self, policy: Policy, workload: Workload | None, now: float) -> FormationRequest | None:
         """Return a request to form a policy, if one is needed.
 
+        The network is estimated first: if it is large, that takes several polls, between which the scheduler
+        answers its nodes.
+
         Args:
             policy: the one in force.
             workload: what the job sums; None: not known yet.
@@ -767,17 +786,23 @@ class Adaptation:
         """
         if now < self.due():
             return None
-        self._schedule.polled(now)
-        if self._collector.reports and self._first_report_at == math.inf:
-            self._first_report_at = now
-        estimate = self._collector.prior_estimate() if self._trusted else self._collector.estimate(now)
+        if self._estimating is None:
+            self._schedule.polled(now)
+            self._estimating = _EstimateBegun(reports=self._collector.reports)
+            if self._collector.reports and self._first_report_at == math.inf:
+                self._first_report_at = now
+        estimate = self._collector.prior_estimate() if self._trusted else self._collector.advance(now)
+        if estimate is None:
+            self._estimating.continue_at = now + _SLICES_EVERY_S
+            return None
+        reports, self._estimating = self._estimating.reports, None
         workload = workload or self._workload
         why = self._requested or self._reason(estimate, policy, workload, now)
         if not why:
             return None
         self._requested, self.reason = "", why
         self._schedule.formed_at = now
-        self._reports = self._collector.reports
+        self._reports = reports
         if self._planned is not None or self._measured_enough(estimate, policy, now):
             self._planned = estimate
         self._routes_are_new = bool(estimate.routed) and not self._routed
