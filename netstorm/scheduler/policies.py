@@ -47,6 +47,7 @@ __all__ = [
     "initial_assumptions",
     "initial_network",
     "placeholder_policy",
+    "tree_links",
     "tree_pairs",
     "workload_of",
 ]
@@ -386,6 +387,15 @@ class FormationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Mean of log(before / new) over them."""
     took_s: float = 0.0
     """Seconds that the formation took, measured by the caller."""
+    packed_links: bytes = b""
+    """The links that the policy's trees use, an (N, N) matrix as bits: of 512 nodes the scheduler's thread
+    would take .1 s to gather them. Empty: they were not gathered.
+    """
+
+    def links(self, size: int) -> Flags:
+        """Return that matrix; `size`: N."""
+        bits = np.unpackbits(np.frombuffer(self.packed_links, np.uint8), count=size**2)
+        return bits.reshape(size, size).astype(bool)
 
 
 def tree_pairs(policy: Policy) -> frozenset[tuple[int, int]]:
@@ -634,19 +644,20 @@ class PolicyTakeover:
 
     def __init__(self, network: NetworkColumns | None, first: Policy) -> None:
         """Begin with the first policy; None: of its network nothing is known."""
-        self._planned = throughputs(network, tree_pairs(first)) if network else {}
-        """By (source, target): the highest planned rate since the last full takeover."""
+        self._planned = np.zeros(()) if network is None else throughputs(network, tree_links(first))
+        """By source and target: the highest planned rate since the last full takeover; 0: none."""
 
     def applied(self, result: FormationResult, policy: Policy, network: NetworkColumns) -> Policy:
         """Return a policy that is to be installed, with what it takes over; `network`: what it is for."""
-        rates = throughputs(network, tree_pairs(policy) | self._planned.keys())
+        used = result.links(policy.size) if result.packed_links else tree_links(policy)
+        rates = throughputs(network, used | (self._planned > 0.0))
         takes_over = result.seconds + _TAKEOVER_S < result.seconds_before < math.inf
         keeps_begun = takes_over and result.seconds_before <= _TAKEOVER_GAIN * result.seconds
-        slow = sorted(pair for pair, planned in self._planned.items() if rates[pair] < _SLOWED * planned)
+        slow = sorted(pairs_of(rates < _SLOWED * self._planned))
         if takes_over and not keeps_begun:
             self._planned = rates
         else:
-            self._planned = {pair: max(rate, self._planned.get(pair, 0.0)) for pair, rate in rates.items()}
+            self._planned = np.maximum(rates, self._planned)
         return msgspec.structs.replace(
             policy, takes_over=takes_over, keeps_begun=keeps_begun, slow=tuple(slow) if takes_over else ()
         )
