@@ -96,7 +96,7 @@ _PART_OF_SESSIONS: Final = 16
 """Of all that there may be: ended at once where there is no room, since to look at all takes a few ms."""
 
 _MOST_AT_ONCE: Final = 8_000_000
-"""Bytes that a scheduler hands over in one turn: of a policy each of 512 nodes gets 2.4 MB, which take 1 ms."""
+"""Bytes that a scheduler hands over in one turn: a policy for 512 nodes is 2.4 MB each, which takes 1 ms."""
 
 
 class Endpoint:
