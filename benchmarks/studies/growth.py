@@ -140,8 +140,10 @@ class Scheduler:
             if isinstance(instruction, Call):
                 instruction.function()
             elif isinstance(instruction, Send):
-                joined = isinstance(instruction.message, m.Joined)
-                (self._bodies.encode_joined if joined else self._bodies.encode)(instruction.message)
+                if isinstance(instruction.message, m.Joined):
+                    self._bodies.encode_joined(instruction.message)
+                else:
+                    self._bodies.encode(instruction.message)
         took = time.process_time() - began
         self._free_at = max(self._free_at, self.now) + took
         self.answered_ms.append(1e3 * (self._free_at - self.now))

@@ -476,11 +476,10 @@ def test_an_estimate_in_slices_is_the_one_at_once():
             told = report(*(measure(other, draw.uniform(5, 50) * M) for other in draw.sample(range(129), 9)))
             for each in (sliced, whole):
                 each.record(rank, told, now)
-        calls = 1
+        calls, late = 1, report(measure(1, 1 * M))
         while (mine := sliced.advance(now)) is None:
             calls += 1
             if calls == 3:
-                late = report(measure(1, 1 * M))
                 sliced.record(0, late, now)
         assert calls > 3
         other = whole.estimate(now)
