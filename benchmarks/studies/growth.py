@@ -9,8 +9,8 @@ many nodes take hours, so the optimum is unknown.
 Answers: the scheduler's own machine, driven by the messages of that many nodes: each joins, registers a key,
 and begins rounds once a second; it reports `--links` of its links a second and beats. A message
 counts its processor time, and that of all that the machine does before it takes the next one: polls,
-estimates, the request to form a policy.
-Forming itself is another process's work.
+estimates, the request to form a policy, encoding what nodes are told. Forming itself is another process's
+work; its result comes at the time that it took, and counts like a message.
 """
 
 from __future__ import annotations
@@ -29,11 +29,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.arguments import number, numbers, writable
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import SCHEDULER, Peer
-from netstorm.pslite.machine import Admit, Call
+from netstorm.protocol.frames import SCHEDULER, BodyEncoder, Peer
+from netstorm.pslite.machine import Admit, Call, Send
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies import FormationRequest, InitialAssumptions, PolicySettings, Workload
+from netstorm.scheduler.policies import (
+    FormationRequest,
+    FormationResult,
+    InitialAssumptions,
+    PolicySettings,
+    Workload,
+)
+from netstorm.scheduler.policy_former import form
 from netstorm.settings import Settings
 from netstorm.topology.form import form_policy
 from netstorm.topology.lower_bound import latency_bound
@@ -82,6 +89,7 @@ class Scheduler:
         """From the arrival of each message: it waits for those before it."""
         self.now = 100.0
         self._free_at = 0.0
+        self._bodies = BodyEncoder()
         self._peers: list[Peer] = []
         self._machine = SchedulerMachine(
             SchedulerOptions.from_settings(settings, release="study"),
@@ -117,16 +125,29 @@ class Scheduler:
         """Take a message of a node, and all that is due then."""
         began = time.process_time()
         self._machine.receive(self._peers[rank], message, None, 0, self.now)
+        self._end(began, type(message).__name__)
+
+    def hear(self, result: FormationResult) -> None:
+        """Take the result of a formation."""
+        began = time.process_time()
+        self._machine.policy_formed(result, self.now)
+        self._end(began, "FormationResult")
+
+    def _end(self, began: float, name: str) -> None:
         if self._machine.next_tick() <= self.now:
             self._machine.tick(self.now)
-        instructions = self._machine.take_instructions()
-        for instruction in instructions:
+        for instruction in self._machine.take_instructions():
             if isinstance(instruction, Call):
                 instruction.function()
+            elif isinstance(instruction, Send):
+                if isinstance(instruction.message, m.Joined):
+                    self._bodies.encode_joined(instruction.message)
+                else:
+                    self._bodies.encode(instruction.message)
         took = time.process_time() - began
         self._free_at = max(self._free_at, self.now) + took
         self.answered_ms.append(1e3 * (self._free_at - self.now))
-        self.took_ms.setdefault(type(message).__name__, []).append(1e3 * took)
+        self.took_ms.setdefault(name, []).append(1e3 * took)
 
 
 def answers(nodes: int, seconds: int, links: int) -> dict[str, Any]:
@@ -140,10 +161,18 @@ def answers(nodes: int, seconds: int, links: int) -> dict[str, Any]:
         scheduler.say(rank, m.RegisterKeys(keys=(key,)))
     joined, scheduler.took_ms, scheduler.answered_ms = scheduler.took_ms, {}, []
     scheduler.now += 1000.0  # joining is over
+    results: list[tuple[float, FormationResult]] = []
+    """With the time at which they come."""
     for second in range(seconds):
         for rank, message in _said(network, second, links, draw):
             scheduler.now += 1 / (4 * nodes)
             scheduler.say(rank, message)
+            if len(scheduler.asked) > len(results):
+                began = time.process_time()
+                result = form(scheduler.asked[-1])
+                results.append((scheduler.now + time.process_time() - began, result))
+            if results and results[-1][0] <= scheduler.now < results[-1][0] + 1 / (4 * nodes):
+                scheduler.hear(results[-1][1])
     answered = sorted(scheduler.answered_ms)
     times = sorted(took for each in scheduler.took_ms.values() for took in each)
     return {
@@ -156,6 +185,7 @@ def answers(nodes: int, seconds: int, links: int) -> dict[str, Any]:
         "answered_p99_ms": _percentile(answered, 0.99),
         "busy": sum(times) / 1e3 / seconds,
         "asked_to_form": len(scheduler.asked),
+        "formed_after_s": [at for at, _ in results],
         "joining_most_ms": max(took for each in joined.values() for took in each),
         "p99_ms_by_message": {
             name: _percentile(sorted(each), 0.99) for name, each in scheduler.took_ms.items()
@@ -193,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--nodes", type=numbers, default=[128, 512], metavar="N,...")
     parser.add_argument("--families", type=lambda text: text.split(","), default=["mesh", "cloud"])
-    parser.add_argument("--seconds", type=number, default=20, help="of the job that the scheduler serves")
+    parser.add_argument("--seconds", type=number, default=60, help="of the job that the scheduler serves")
     parser.add_argument("--links", type=number, default=16, help="reported by each node a second")
     parser.add_argument("--json", type=writable, metavar="FILE")
     options = parser.parse_args()

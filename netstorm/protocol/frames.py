@@ -32,6 +32,7 @@ from msgspec import inspect
 from netstorm import __version__
 from netstorm.errors import FrameError, OtherProtocol, ProtocolViolation
 from netstorm.protocol import messages as m
+from netstorm.topology.policy import Policy
 
 __all__ = [
     "MAX_HEADER_BYTES",
@@ -40,6 +41,7 @@ __all__ = [
     "SMALL",
     "SPEAKS_VERSION",
     "UNKNOWN",
+    "BodyEncoder",
     "Buffer",
     "Checksum",
     "Header",
@@ -103,8 +105,38 @@ _ANY_MESSAGE = (
     | m.Routed
 )  # fmt: skip
 
-encode_body: Final[Callable[[m.Message], bytes]] = msgspec.msgpack.Encoder().encode
-"""Returns the MessagePack body of a message."""
+encode_body: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder().encode
+"""Returns the MessagePack body of a message, or a part of one."""
+
+
+class BodyEncoder:
+    """Encodes messages to many peers once: the last message, and what all `Joined` of a job share.
+
+    A policy of 512 nodes takes 5 ms and has 2.4 MB, so a copy for each node took seconds of the scheduler's
+    thread, and 1.2 GB.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a message."""
+        self._last: m.Message | None = None
+        self._body = b""
+        self._policy: tuple[Policy | None, msgspec.Raw] = None, msgspec.Raw()
+        self._members: tuple[tuple[m.Member, ...], msgspec.Raw] = (), msgspec.Raw(encode_body(()))
+
+    def encode(self, message: m.Message) -> bytes:
+        """Return the body of a message, which `encode_body` would return, too."""
+        if message is not self._last:
+            self._last, self._body = message, encode_body(message)
+        return self._body
+
+    def encode_joined(self, message: m.Joined) -> bytes:
+        """Return the same of one `Joined` of many."""
+        if message.policy is not self._policy[0]:
+            self._policy = message.policy, msgspec.Raw(encode_body(message.policy))
+        if message.members is not self._members[0]:
+            self._members = message.members, msgspec.Raw(encode_body(message.members))
+        return encode_body(msgspec.structs.replace(message, policy=self._policy[1], members=self._members[1]))
+
 
 decode_body: Final[Callable[[Buffer], m.Message]] = msgspec.msgpack.Decoder[m.Message](_ANY_MESSAGE).decode
 """Returns the message of bytes that `encode_body` made here; for a peer's bytes use `open_frames`."""

@@ -16,9 +16,10 @@ A node may report anything: implausible values are refused and counted.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -28,7 +29,17 @@ import numpy.typing as npt
 
 from netstorm.errors import Unreachable
 from netstorm.protocol.messages import Measured
-from netstorm.scheduler.link_columns import Flags, Floats, LinkColumns, NetworkColumns, Places
+from netstorm.scheduler.link_columns import (
+    SLICE,
+    Flags,
+    Floats,
+    LinkColumns,
+    NetworkColumns,
+    Places,
+    finish,
+    row_slices,
+    slices,
+)
 from netstorm.scheduler.measured_links import (
     AccessCaps,
     LinkTable,
@@ -68,6 +79,9 @@ _STEP: Final = 0.02
 which takes ten times as long (docs/measurements/awareness.md, "What the scheduler costs").
 """
 
+_ROUTES_EVERY_S: Final = 60.0
+"""How often routes are looked for in networks of more than 128 nodes: of 512 it takes seconds."""
+
 
 class Collector:
     """Estimates the network of one job.
@@ -96,12 +110,16 @@ class Collector:
         self._excluded: frozenset[tuple[int, int]] = frozenset()
         self._routes: Final = InferredRoutes(prior.size) if find_routes else None
         self._routed: frozenset[tuple[int, int]] = frozenset()
+        self._left_out: frozenset[tuple[int, int]] = frozenset()
+        """Excluded or routed."""
         self._known_links: Flags = self._links.table.known
         """(N, N) links that were measured, as of the last estimate."""
         self._planned = PlannedLinks(prior)
         self._assumed: tuple[float | None, float | None] | None = None
         """Rate and latency of unmeasured links in the last estimate; None: plan all links anew."""
         self._recent_changes = RecentChanges()
+        self._under_way: Generator[None, None, NetworkEstimate] | None = None
+        """An estimate that `advance` works on."""
 
     def record(self, rank: int, report: Measured, now: float) -> None:
         """Record a node's report."""
@@ -125,9 +143,11 @@ class Collector:
     def exclude(self, links: Iterable[tuple[int, int]]) -> None:
         """Plan without these (source, target) links, and with all others, from now on."""
         self._excluded = frozenset(links)
+        self._left_out = self._excluded | self._routed
 
     def replace_prior(self, prior: Network) -> None:
         """Assume other rates for links that were not measured; the links are the same."""
+        self._end_pass()
         self._prior = prior
         self._planned = PlannedLinks(prior)
         self._assumed = None
@@ -149,8 +169,10 @@ class Collector:
 
     @property
     def latency_changed_at(self) -> float:
-        """When a latency last changed, which may show routes; -inf: never, or routes are not looked for."""
-        return -math.inf if self._routes is None else self._routes.changed_at
+        """When a latency last changed, which may show routes; -inf: never, or routes are not looked for at
+        once: of so many latencies some always change.
+        """
+        return -math.inf if self._routes is None or self._is_large else self._routes.changed_at
 
     def access_caps(self, now: float) -> dict[int, tuple[float, float]]:
         """Return the known caps out of and into each rank, in bit/s; 0: unknown."""
@@ -163,18 +185,49 @@ class Collector:
             replace(self._prior, links=links, changes=()), errors=(0.0,) * len(links), cap_error=0.0
         )
 
+    def advance(self, now: float) -> NetworkEstimate | None:
+        """Work on an estimate of the network for about 5 ms; return it once it is ready.
+
+        It is as of the first call for it. Of 128 nodes it is ready at once, of 512 after about 40 calls.
+        """
+        if self._under_way is None:
+            self._under_way = self._estimating(now)
+        if not self._is_large:
+            return self._end_pass()
+        try:
+            next(self._under_way)
+        except StopIteration as finished:
+            self._under_way = None
+            estimate: NetworkEstimate = finished.value
+            return estimate
+        return None
+
     def estimate(self, now: float) -> NetworkEstimate:
-        """Return the network as it is known now.
+        """Return the network as it is known now, at once; of 512 nodes it takes .1 s."""
+        self._end_pass()
+        return finish(self._estimating(now))
+
+    def _end_pass(self) -> NetworkEstimate | None:
+        """Return the estimate that is under way; None: there is none."""
+        under_way, self._under_way = self._under_way, None
+        return None if under_way is None else finish(under_way)
+
+    def _estimating(self, now: float) -> Generator[None, None, NetworkEstimate]:
+        """Return the network as it is known now, in slices.
 
         Planned anew are links with new reports. All are, if what is assumed of unmeasured links has changed,
         or if links have changed lately.
         """
-        stale = self._links.refresh(now)
-        self._find_routes(now)
+        stale = np.zeros_like(self._known_links)
+        for rows in row_slices(self._prior.size):
+            stale[rows] = self._links.refresh(now, rows)
+            yield
+        yield from self._find_routes(now)
         known, before = self._measured_links(), self._assumed
         self._known_links = known
         if before is None or stale.any():
             self._assumed = self._unmeasured(known)
+            yield
         rates = self._links.rates(known)
         egress, ingress = self._caps.counting(0, rates, now), self._caps.counting(1, rates, now)
         changes, self._recent_changes = self._recent_changes, recent_changes(self._links.table, known, now)
@@ -182,10 +235,13 @@ class Collector:
             stale[:] = True
         else:
             stale |= stale.T  # directions are alike
-        self._plan(self._planned.places(stale), now)
+        yield
+        for places in slices(self._planned.places(stale)):
+            self._plan(places, now)
+            yield
         columns, errors, reading_errors = self._planned.network(
             self._prior,
-            self._excluded | self._routed,
+            self._left_out,
             egress,
             ingress,
             now,
@@ -223,30 +279,37 @@ class Collector:
 
     # ------------------------------------------------------------------------------------------------ inside
 
-    def _find_routes(self, now: float) -> None:
+    @property
+    def _is_large(self) -> bool:
+        return self._prior.size**2 > SLICE
+
+    def _find_routes(self, now: float) -> Generator[None, None, None]:
         """Infer routes. Discard the rates that links had beside routes that were not known yet."""
-        if self._routes is None:
+        if self._routes is None or (self._is_large and now < self._routes.inferred_at + _ROUTES_EVERY_S):
             return
-        if self._routes.update():
-            self._links.reset_rates(self._routes.found)
+        if (yield from self._routes.update(now)):
+            for source in range(self._prior.size):
+                self._links.reset_rates(source, self._routes.found)
+                yield
             self._caps.reset(now)
         if self._routes.found != self._routed:
             self._routed = self._routes.found
+            self._left_out = self._excluded | self._routed
             self._assumed = None
 
     def _measured_links(self) -> Flags:
         """Return (N, N) which pairs are links that were measured."""
         known = self._links.table.known.copy()
-        for pair in self._routed:
-            known[pair] = False
+        if self._routes is not None:
+            known &= ~self._routes.matrix
         return known
 
     def _unmeasured(self, known: Flags) -> tuple[float | None, float | None]:
         """Return the rate and the latency of links that were never measured; None: unknown."""
         table = self._links.table
         reported = table.latency >= 0.0
-        for pair in self._routed:
-            reported[pair] = False
+        if self._routes is not None:
+            reported &= ~self._routes.matrix
         rate = percentile_of(table.value[known], 0.25)
         latency = percentile_of(table.latency[reported], 0.75)
         before = self._assumed or (None, None)
@@ -423,6 +486,8 @@ class PlannedLinks:
         self._error: Final = np.zeros(len(self.prior))
         self._at: Final = np.full(len(self.prior), np.inf)
         """By link: the least error, that of the readings, and the time of the latter."""
+        self._new: dict[str, Floats] = {}
+        """Columns that replace those of the links in the next `network`."""
         self._network: NetworkColumns | None = None
         self._caps: tuple[Mapping[int, float], Mapping[int, float]] = ({}, {})
         self._excluded: frozenset[tuple[int, int]] = frozenset()
@@ -437,17 +502,16 @@ class PlannedLinks:
         return self.prior.source[places], self.prior.target[places]
 
     def update(self, places: Places, planned: PlannedValues) -> None:
-        """Replace what is planned for some links, by place."""
+        """Replace what is planned for some links, by place; once for each before the next `network`."""
         self._least[places], self._error[places], self._at[places] = planned.least, planned.error, planned.at
         links = self._links
         loss = np.where(planned.measured, 0.0, links.loss[places])  # what was measured is goodput
         news = {"rate": planned.rate, "latency": planned.latency, "loss": loss}
         if all(np.array_equal(getattr(links, name)[places], values) for name, values in news.items()):
             return
-        columns = {name: getattr(links, name).copy() for name in news}
+        self._new = self._new or {name: getattr(links, name).copy() for name in news}
         for name, values in news.items():
-            columns[name][places] = values
-        self._links, self._network = replace(links, **columns), None
+            self._new[name][places] = values
 
     def network(
         self,
@@ -462,10 +526,12 @@ class PlannedLinks:
         """Return the network with these access caps, by rank, but without some links; and the standard errors
         of its rates, which grow with age, and those of what was read alone.
         """
+        if self._new:
+            self._links, self._new, self._network = self._links.replaced(**self._new), {}, None
         if (
             self._network is None
             or (egress, ingress) != self._caps
-            or excluded != self._excluded
+            or excluded is not self._excluded
             or routing is not self._network.routing
         ):
             self._caps, self._excluded = (dict(egress), dict(ingress)), excluded
@@ -590,36 +656,44 @@ _STAYS: Final = 2.0
 _SAME_LATENCY: Final = 0.02
 """Latencies that differ by less are the same."""
 
+_MIDDLES: Final = 32
+"""Middle nodes that are tried at once, of 128 nodes: that takes 4 ms."""
+
 
 class InferredRoutes:
     """The inferred routes of one network.
 
     Attributes:
         found: (source, target) pairs whose paths lead past other nodes.
+        matrix: the same, as an (N, N) matrix.
         changed_at: when a latency last changed.
+        inferred_at: when routes were last looked for; -inf: never.
     """
 
     def __init__(self, size: int) -> None:
         """Begin with all pairs as links; `size`: the number of nodes."""
         self.found: frozenset[tuple[int, int]] = frozenset()
-        self.changed_at = -np.inf
-        self._size: Final = size
-        self._latencies: Final[dict[tuple[int, int], float]] = {}
+        self.matrix: Flags = np.zeros((size, size), bool)
+        self.changed_at = -math.inf
+        self.inferred_at = -math.inf
+        self._latencies: Final = np.zeros((size, size))
+        """In s; 0: unknown."""
         self._is_new = False
 
     def record(self, pair: tuple[int, int], latency: float, now: float) -> None:
         """Record the one-way latency of a pair, in s."""
-        before = self._latencies.get(pair, 0.0)
+        before = float(self._latencies[pair])
         if abs(latency - before) > _SAME_LATENCY * before:
             self._latencies[pair] = latency
             self._is_new, self.changed_at = True, now
 
-    def update(self) -> bool:
-        """Infer again if latencies are new; return whether the first routes were found."""
+    def update(self, now: float) -> Generator[None, None, bool]:
+        """Infer again if latencies are new, in slices; return whether the first routes were found."""
         if not self._is_new:
             return False
-        self._is_new, before = False, self.found
-        self.found = routed_pairs(self._latencies, self._size, before)
+        self._is_new, self.inferred_at, before = False, now, self.found
+        self.matrix = yield from _routed(self._latencies.copy(), self.matrix)
+        self.found = pairs_of(self.matrix)
         return bool(self.found) and not before
 
 
@@ -635,53 +709,72 @@ def routed_pairs(
         size: number of nodes, N.
         before: the routes that were found before.
     """
-    known = {pair: seconds for pair, seconds in latencies.items() if seconds > 0.0}
-    if len(known) < max(_LEAST_PAIRS, _KNOWN * size * (size - 1)):
+    known = _matrix(latencies, size)
+    return pairs_of(finish(_routed(known, _matrix(dict.fromkeys(before, 1.0), size) > 0.0)))
+
+
+def _routed(latencies: _Matrix, before: Flags) -> Generator[None, None, Flags]:
+    """Return which pairs have paths that lead past other nodes, in slices; see `routed_pairs`.
+
+    Args:
+        latencies: (N, N), in s; 0: unknown.
+        before: (N, N) which routes were found before.
+    """
+    size, number = len(latencies), int((latencies > 0.0).sum())
+    if number < max(_LEAST_PAIRS, _KNOWN * size * (size - 1)):
         return before
-    latency = _matrix(known, size, np.inf)
+    latency = np.where(latencies > 0.0, latencies, np.inf)
     allowed = _PART * latency + _LEAST_S
-    wider = np.where(_matrix(dict.fromkeys(before, 1.0), size, 0.0) > 0.0, _STAYS * allowed, allowed)
+    times = np.where(before, _STAYS, 1.0)
     found = np.zeros((size, size), bool)
     decoys = np.zeros((len(_DECOYS), size, size), bool)
     with np.errstate(invalid="ignore"):  # of pairs that are not known
+        least, per_slice = _HOP * allowed, max(1, _MIDDLES * SLICE // size**2)
         for middle in range(size):
             there, on = latency[:, middle, None], latency[None, middle, :]
-            hops = np.minimum(there, on) >= _HOP * allowed
-            longer = there + on - latency
-            found |= hops & (abs(longer) <= wider)
-            for place, times in enumerate(_DECOYS):
-                decoys[place] |= hops & (abs(longer - times * allowed) <= allowed)
+            hops = np.minimum(there, on) >= least
+            longer = (there + on - latency) / allowed
+            found |= hops & (abs(longer) <= times)
+            for place, decoy in enumerate(_DECOYS):
+                decoys[place] |= hops & (abs(longer - decoy) <= 1.0)
+            if middle % per_slice == 0:
+                yield
     chance = float(decoys.sum()) / len(_DECOYS)
-    far = int((latency >= 2 * _HOP * allowed)[np.isfinite(latency)].sum())
-    least = max(_LEAST_PAIRS, _LEAST_SHARE * far, _OVER_CHANCE * chance)
-    if found.sum() < (least / _STAYS if before else least):
-        return frozenset()
-    found |= _longer_than_three(np.where(found, np.inf, latency))
-    return frozenset((int(source), int(target)) for source, target in np.argwhere(found))
+    far = int((latency >= 2 * least)[np.isfinite(latency)].sum())
+    enough = max(_LEAST_PAIRS, _LEAST_SHARE * far, _OVER_CHANCE * chance)
+    if found.sum() < (enough / _STAYS if before.any() else enough):
+        return np.zeros((size, size), bool)
+    longer_ways = yield from _longer_than_three(np.where(found, np.inf, latency))
+    return found | longer_ways
 
 
-def _longer_than_three(lines: _Matrix) -> npt.NDArray[np.bool_]:
+def _longer_than_three(lines: _Matrix) -> Generator[None, None, Flags]:
     """Return (N, N) which of the remaining pairs take longer than three or four others of them in a row.
 
     Where the ways there and back lead past different nodes, half a round trip is no sum of two others, but
     longer than the shorter way. Each of the others is shorter, so these keep all nodes joined.
     """
     far = np.where(lines >= _HOP * _LEAST_S, lines, np.inf)
-    three = _concatenated(_concatenated(far, far), far)
-    return np.isfinite(lines) & (np.minimum(three, _concatenated(three, far)) < lines)
+    two = yield from _concatenated(far, far)
+    three = yield from _concatenated(two, far)
+    four = yield from _concatenated(three, far)
+    longer: Flags = np.isfinite(lines) & (np.minimum(three, four) < lines)
+    return longer
 
 
-def _concatenated(one: _Matrix, other: _Matrix) -> _Matrix:
+def _concatenated(one: _Matrix, other: _Matrix) -> Generator[None, None, _Matrix]:
     """Return (N, N) the least latency of a pair of `one` followed by a pair of `other`."""
-    least = np.full(one.shape, np.inf)
+    least, per_slice = np.full(one.shape, np.inf), max(1, 4 * _MIDDLES * SLICE // one.size)
     for middle in range(len(one)):
         np.minimum(least, one[:, middle, None] + other[None, middle, :], out=least)
+        if middle % per_slice == 0:
+            yield
     return least
 
 
-def _matrix(values: Mapping[tuple[int, int], float], size: int, other: float) -> _Matrix:
-    """Return `values` as an (N, N) matrix by source and target; `other` where there is none."""
-    matrix = np.full((size, size), other)
+def _matrix(values: Mapping[tuple[int, int], float], size: int) -> _Matrix:
+    """Return `values` as an (N, N) matrix by source and target; 0 where there is none."""
+    matrix = np.zeros((size, size))
     for pair, value in values.items():
         matrix[pair] = value
     return matrix
@@ -694,19 +787,22 @@ _SIGNIFICANT: Final = 3.0
 policy (docs/measurements/awareness.md, "Noise changes no policy").
 """
 
+_ROUNDED: Final = 1e-6
+"""Of a change. Most links change by less, so that their logarithms are not needed."""
 
-def throughputs(network: NetworkColumns, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    """Return what each (source, target) pair has for itself, in bit/s; 0: it has no connection any more."""
+
+def throughputs(network: NetworkColumns, pairs: Flags) -> Floats:
+    """Return (N, N) what each pair has for itself, in bit/s, by source and target.
+
+    0: it is none of `pairs`, an (N, N) matrix, or has no connection any more.
+    """
     if network.routing is Routing.OVERLAY:
-        rates = network.throughputs()
-        return {pair: float(rates[pair]) for pair in pairs}
-    by_pair = {}
-    for source, target in pairs:
-        try:
-            by_pair[source, target] = network.network.throughput(Rank(source), Rank(target))
-        except Unreachable:
-            by_pair[source, target] = 0.0
-    return by_pair
+        return np.where(pairs, network.throughputs(), 0.0)
+    rates = np.zeros(pairs.shape)
+    for source, target in pairs_of(pairs):
+        with contextlib.suppress(Unreachable):
+            rates[source, target] = network.network.throughput(Rank(source), Rank(target))
+    return rates
 
 
 def largest_change(
@@ -726,13 +822,15 @@ def largest_change(
         if back.any():
             place = int(np.argmax(back))
             return math.inf, f"link {now.source[place]}→{now.target[place]} is back"
+    delays = [8 * chunk_bytes / links.rate + links.latency for links in (was, now)]
+    some = _changed_more(delays, rate) | _changed_more([was.rate, now.rate], rate)
+    was, now = was.chosen(some), now.chosen(some)
     # An assumption has no error of measurement. That a reading was outdated says nothing for keeping to it.
     errors = [
-        before.reading_errors,
-        np.where(after.known[now.source, now.target], after.errors, 0.0),
+        before.reading_errors[some],
+        np.where(after.known[now.source, now.target], after.errors[some], 0.0),
     ]
-    delays = [8 * chunk_bytes / links.rate + links.latency for links in (was, now)]
-    changes = abs(np.log(delays[1] / delays[0]))
+    changes = abs(np.log(delays[1][some] / delays[0][some]))
     changes[changes <= _SIGNIFICANT * np.hypot(*errors)] = 0.0
     clear = abs(now.rate - was.rate) > _SIGNIFICANT * np.hypot(errors[0] * was.rate, errors[1] * now.rate)
     changes = np.where(clear, np.maximum(changes, abs(np.log(now.rate / was.rate))), changes)
@@ -748,6 +846,14 @@ def largest_change(
         if change > max(math.log1p(rate), _SIGNIFICANT * after.cap_error, most):
             most, text = change, line
     return most, text
+
+
+def _changed_more(values: list[Floats], rate: float) -> Flags:
+    """Return where two values differ by about the fraction `rate`, or more."""
+    ratio = values[1] / values[0]
+    least = 1 + rate * (1 - _ROUNDED)
+    changed: Flags = (ratio >= least) | (ratio <= 1 / least)
+    return changed
 
 
 def _line_changes(before: NetworkEstimate, after: NetworkEstimate) -> Iterator[tuple[float, str]]:

@@ -91,11 +91,14 @@ class MeasuredLinks:
             self._stale[way] = True
         return True
 
-    def refresh(self, now: float) -> Flags:
-        """Read the rates of links with new reports; return (N, N) which links these are."""
-        stale = self._stale.copy()
-        self._stale[:] = False
-        self.table.refresh(stale, now)
+    def refresh(self, now: float, rows: slice = slice(None)) -> Flags:
+        """Read the rates of links with new reports; return which links these are, by source and target.
+
+        `rows`: of these sources alone.
+        """
+        stale = self._stale[rows].copy()
+        self._stale[rows] = False
+        self.table.refresh(stale, now, first=rows.start or 0)
         return stale
 
     def mark_contended(self, line: Line) -> None:
@@ -113,9 +116,10 @@ class MeasuredLinks:
         """Return rates as of the last `refresh`: those that are `known`, an (N, N) matrix."""
         return Rates(known, self.table, self._reports)
 
-    def reset_rates(self, but: frozenset[tuple[int, int]]) -> None:
-        """Discard the rates of all links but some."""
-        for pair in self.rates(self.table.known).keys() - but:
+    def reset_rates(self, source: int, but: frozenset[tuple[int, int]]) -> None:
+        """Discard the rates of all links out of a node but some."""
+        pairs = [(source, target) for target in np.flatnonzero(self.table.known[source]).tolist()]
+        for pair in set(pairs) - but:
             self._reports[pair].reset_rate()
             self.table.write(pair, self._reports[pair])
             self.table.known[pair] = False
@@ -514,9 +518,10 @@ class LinkTable:
         """Take over some readings of a link."""
         self._readings[pair[0], pair[1], place] = readings.row()
 
-    def refresh(self, links: Flags, now: float) -> None:
-        """Read the rates of some links, as `LinkReports.rate` does."""
-        at = np.nonzero(links)
+    def refresh(self, links: Flags, now: float, *, first: int = 0) -> None:
+        """Read the rates of some links, as `LinkReports.rate` does; `first`: source of the first row."""
+        source, target = np.nonzero(links)
+        at = (source + first, target)
         readings = self._readings[at]
         source, target = _best(readings, _SOURCE, now), _best(readings, _TARGET, now)
         rows = np.arange(len(readings))

@@ -47,6 +47,7 @@ __all__ = [
     "initial_assumptions",
     "initial_network",
     "placeholder_policy",
+    "tree_links",
     "tree_pairs",
     "workload_of",
 ]
@@ -386,6 +387,15 @@ class FormationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Mean of log(before / new) over them."""
     took_s: float = 0.0
     """Seconds that the formation took, measured by the caller."""
+    packed_links: bytes = b""
+    """The links that the policy's trees use, an (N, N) matrix as bits: of 512 nodes the scheduler's thread
+    would take .1 s to gather them. Empty: they were not gathered.
+    """
+
+    def links(self, size: int) -> Flags:
+        """Return that matrix; `size`: N."""
+        bits = np.unpackbits(np.frombuffer(self.packed_links, np.uint8), count=size**2)
+        return bits.reshape(size, size).astype(bool)
 
 
 def tree_pairs(policy: Policy) -> frozenset[tuple[int, int]]:
@@ -529,7 +539,7 @@ _POLLS: Final = 5
 """Polls per update time, so that a large change need not wait for the next update."""
 
 _MOST_LINKS: Final = 1000
-"""In larger networks there is one poll per update time, since it takes tens of ms
+"""In larger networks there is one estimate per update time, since it takes tens of ms
 (docs/measurements/awareness.md, "What the scheduler costs").
 """
 
@@ -634,19 +644,20 @@ class PolicyTakeover:
 
     def __init__(self, network: NetworkColumns | None, first: Policy) -> None:
         """Begin with the first policy; None: of its network nothing is known."""
-        self._planned = throughputs(network, tree_pairs(first)) if network else {}
-        """By (source, target): the highest planned rate since the last full takeover."""
+        self._planned = np.zeros(()) if network is None else throughputs(network, tree_links(first))
+        """By source and target: the highest planned rate since the last full takeover; 0: none."""
 
     def applied(self, result: FormationResult, policy: Policy, network: NetworkColumns) -> Policy:
         """Return a policy that is to be installed, with what it takes over; `network`: what it is for."""
-        rates = throughputs(network, tree_pairs(policy) | self._planned.keys())
+        used = result.links(policy.size) if result.packed_links else tree_links(policy)
+        rates = throughputs(network, used | (self._planned > 0.0))
         takes_over = result.seconds + _TAKEOVER_S < result.seconds_before < math.inf
         keeps_begun = takes_over and result.seconds_before <= _TAKEOVER_GAIN * result.seconds
-        slow = sorted(pair for pair, planned in self._planned.items() if rates[pair] < _SLOWED * planned)
+        slow = sorted(pairs_of(rates < _SLOWED * self._planned))
         if takes_over and not keeps_begun:
             self._planned = rates
         else:
-            self._planned = {pair: max(rate, self._planned.get(pair, 0.0)) for pair, rate in rates.items()}
+            self._planned = np.maximum(rates, self._planned)
         return msgspec.structs.replace(
             policy, takes_over=takes_over, keeps_begun=keeps_begun, slow=tuple(slow) if takes_over else ()
         )
@@ -671,6 +682,19 @@ _LONG_ENOUGH: Final = 3
 
 _LARGE: Final = 3.0
 """A change of so many times UPDATE_RATE need not wait for UPDATE_TIME."""
+
+
+_SLICES_EVERY_S: Final = 0.01
+"""How often a large estimate goes on, each time for about 5 ms."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _EstimateBegun:
+    """A poll that waits for its estimate."""
+
+    reports: int
+    """How many the estimate rests on."""
+    continue_at: float = -math.inf
 
 
 class Adaptation:
@@ -712,6 +736,7 @@ class Adaptation:
         """Reports when a policy was last formed."""
         self._requested = ""
         """Why a policy is to be formed at once; empty: it is not."""
+        self._estimating: _EstimateBegun | None = None
         self._asked: FormationRequest | None = None
         self._asked_for: NetworkEstimate | None = None
         """The network of that request."""
@@ -741,6 +766,8 @@ class Adaptation:
         """Return the time of the next `poll`."""
         if self._asked is not None:
             return math.inf
+        if self._estimating is not None:
+            return self._estimating.continue_at
         if self._requested:
             return -math.inf
         if self.workload_changed:
@@ -760,6 +787,9 @@ class Adaptation:
     def poll(self, policy: Policy, workload: Workload | None, now: float) -> FormationRequest | None:
         """Return a request to form a policy, if one is needed.
 
+        The network is estimated first: if it is large, that takes several polls, between which the scheduler
+        answers its nodes.
+
         Args:
             policy: the one in force.
             workload: what the job sums; None: not known yet.
@@ -767,17 +797,23 @@ class Adaptation:
         """
         if now < self.due():
             return None
-        self._schedule.polled(now)
-        if self._collector.reports and self._first_report_at == math.inf:
-            self._first_report_at = now
-        estimate = self._collector.prior_estimate() if self._trusted else self._collector.estimate(now)
+        if self._estimating is None:
+            self._schedule.polled(now)
+            self._estimating = _EstimateBegun(reports=self._collector.reports)
+            if self._collector.reports and self._first_report_at == math.inf:
+                self._first_report_at = now
+        estimate = self._collector.prior_estimate() if self._trusted else self._collector.advance(now)
+        if estimate is None:
+            self._estimating.continue_at = now + _SLICES_EVERY_S
+            return None
+        reports, self._estimating = self._estimating.reports, None
         workload = workload or self._workload
         why = self._requested or self._reason(estimate, policy, workload, now)
         if not why:
             return None
         self._requested, self.reason = "", why
         self._schedule.formed_at = now
-        self._reports = self._collector.reports
+        self._reports = reports
         if self._planned is not None or self._measured_enough(estimate, policy, now):
             self._planned = estimate
         self._routes_are_new = bool(estimate.routed) and not self._routed

@@ -21,7 +21,7 @@ import numpy as np
 
 from netstorm.errors import UsageError
 from netstorm.scheduler.link_columns import LinkColumns
-from netstorm.scheduler.policies import FormationRequest, FormationResult, tree_pairs
+from netstorm.scheduler.policies import FormationRequest, FormationResult, tree_links, tree_pairs
 from netstorm.topology.form import form_with_options, with_auxiliary_paths
 from netstorm.topology.network import Link, Network, Rank, Routing
 from netstorm.topology.policy import Detour, Options, Policy
@@ -42,6 +42,14 @@ _MOST_NODES_DRAWN: Final = 64
 
 def form(request: FormationRequest) -> FormationResult:
     """Form a policy and predict it and the one in force; deterministic."""
+    result = _form_for_members(request)
+    if result.policy is None:
+        return result
+    packed = np.packbits(tree_links(result.policy)).tobytes()
+    return msgspec.structs.replace(result, packed_links=packed)
+
+
+def _form_for_members(request: FormationRequest) -> FormationResult:
     members = request.in_force.members
     if len(members) in (0, len(request.nodes)):
         return _form(request)

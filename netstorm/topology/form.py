@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from netstorm.errors import UsageError
 from netstorm.topology.files import custom
-from netstorm.topology.network import Network
+from netstorm.topology.network import Network, Routing
 from netstorm.topology.policy import Forest, Options, Policy
 from netstorm.topology.schemes import balanced, cheapest, fapt, hierarchical, k_ary, mst, ring, sharded, star
+from netstorm.topology.tree import Tree
 
 __all__ = ["SCHEMES", "Options", "form_policy", "form_with_options", "with_auxiliary_paths"]
 
@@ -26,12 +27,45 @@ def _ring_best(network: Network, options: Options) -> Forest:
     )
 
 
+_MANY: Final = 128
+"""With more nodes a first policy for links that are all taken to be equal takes seconds, with 512 nodes 20 s
+of a processor: then it is written down instead.
+"""
+
+
+def _many_equal(network: Network, options: Options) -> bool:
+    """Return whether there are many nodes, each with a link to each other, all taken to be equal."""
+    size = network.size
+    return (
+        not options.known
+        and size > _MANY
+        and options.num_roots in (0, size)
+        and network.routing is Routing.OVERLAY
+        and len(network.links) == size * (size - 1)
+        and len({(link.rate, link.latency) for link in network.links}) == 1
+        and not any(node.egress or node.ingress for node in network.nodes)
+    )
+
+
+def _stars(network: Network, name: str) -> Forest:
+    """Return a star around each rank: the fastest paths of equal links, which load all of them alike."""
+    trees = tuple(
+        Tree.undirected(root, tuple(-1 if rank == root else int(root) for rank in network.ranks))
+        for root in network.ranks
+    )
+    return Forest(trees=trees, shares=(1.0,) * network.size, reason=f"{name}: a star around each rank")
+
+
 def _fapt(network: Network, options: Options) -> Forest:
     roots = options.num_roots
+    if _many_equal(network, options):
+        return _stars(network, "fapt")
     return fapt(network, roots, chunk_bytes=options.tree_bytes(roots or network.size))
 
 
 def _packing(network: Network, options: Options) -> Forest:
+    if _many_equal(network, options):
+        return _stars(network, "packing")
     from netstorm.topology.packing import best_packing
 
     return best_packing(network, options).forest

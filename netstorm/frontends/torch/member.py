@@ -74,8 +74,8 @@ class ProcessGroupMember(GroupMember):
         self.thread: Final = thread
         self._saving: GroupCalls | None = None
         self._kept: Final[deque[CallWork]] = deque(maxlen=_KEPT)
-        """The last works of single values. DDP's reducer keeps that of `Join`'s count until a backward pass asks
-        for its future, and C++ alone does not keep what Python has of it."""
+        """The last works of single values. DDP's reducer keeps that of `Join`'s count until a backward pass
+        asks for its future, and C++ alone does not keep what Python has of it."""
         self._sequences = 0
         self._lock: Final = threading.Lock()
 

@@ -24,6 +24,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import (
     MAX_HEADER_BYTES,
     PROTOCOL_VERSION,
+    BodyEncoder,
     Checksum,
     bits_from_wire,
     bits_of,
@@ -420,6 +421,27 @@ def test_a_bit_set_holds_the_ranks_that_were_put_in_and_survives_the_wire_whatev
     assert bits_from_wire(bits_to_wire(bits_of(one))) == bits_of(one)
     assert bool(bits_of(one) & bits_of(other)) == bool(one & other)
     assert bits_to_wire(0) == b""
+
+
+def test_a_message_to_many_is_encoded_once_as_each_one_would_be():
+    bodies = BodyEncoder()
+    members = tuple(m.Member(rank=rank, host="h", port=1, site="", incarnation=rank) for rank in range(3))
+    for version in (1, 2):
+        policy = msgspec.structs.replace(star(3), version=version)
+        new = m.NewPolicy(policy=policy)
+        assert bodies.encode(new) is bodies.encode(new)
+        assert bodies.encode(new) == encode_body(new)
+        for rank in range(3):
+            joined = m.Joined(
+                rank=rank,
+                members=members[:version],
+                policy=policy,
+                heartbeat_interval_s=1.0,
+                heartbeat_timeout_s=10.0,
+                proof_key=m.HiddenKey(bytes([rank] * 32)),
+            )
+            assert bodies.encode_joined(joined) == encode_body(joined)
+    assert bodies.encode(m.AllFinished()) == encode_body(m.AllFinished())
 
 
 def test_a_set_of_ranks_that_no_job_can_have_is_refused_at_once():

@@ -27,7 +27,7 @@ from netstorm.protocol.frames import (
     seal,
 )
 from netstorm.protocol.messages import Failed, Finished, Leave, Message
-from netstorm.pslite import session
+from netstorm.pslite import endpoint, session
 from netstorm.pslite.endpoint import Stack, WatchedConnections
 from netstorm.pslite.link_meter import LinkMeter, MeterOptions
 from netstorm.pslite.machine import (
@@ -300,6 +300,27 @@ def test_a_payload_is_delivered_as_memory_that_may_be_changed(monkeypatch):
     here.send(there, part(0), np.arange(3, dtype=np.float32))
     world.run(1)
     assert changed == [[1, 2, 3]]
+
+
+def test_a_scheduler_that_tells_many_nodes_much_looks_for_messages_in_between(monkeypatch):
+    monkeypatch.setattr(endpoint, "_MOST_AT_ONCE", 10_000)
+    world = World(5)
+    here, *others = world.processes
+    for other in others:
+        here.connect(other)
+        here.send(other, part(0))
+    world.run(1)
+    here.endpoint.process.rank = -1
+    long = m.PeerGone(rank=1, kind="lost", reason="x" * 6000)
+    for other in others:
+        here.send(other, long)
+    here.turn()
+    assert here.stack.next_tick() == -math.inf
+    assert sum(link["bytes_sent"] > 6000 for link in here.endpoint.links().values()) == 2
+    here.turn()
+    assert here.stack.next_tick() > world.now
+    world.run(1)
+    assert all(other.machine.got[-1][1] == long for other in others)
 
 
 def test_messages_to_nobody_are_counted_and_forgotten_and_the_window_of_a_link_can_be_asked_for():

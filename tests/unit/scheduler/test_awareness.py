@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import combinations, permutations
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from netstorm.scheduler.awareness import (
     routed_pairs,
     throughputs,
 )
-from netstorm.scheduler.link_columns import NetworkColumns
+from netstorm.scheduler.link_columns import NetworkColumns, finish
 from netstorm.topology.network import Link, Network, Node, Rank, Routing, generate
 
 M = 1e6
@@ -465,6 +466,41 @@ def test_looking_often_changes_nothing_of_what_is_known_of_measured_links(seed):
             assert link.rate == pytest.approx(its.rate, rel=0.02)  # what is assumed of others has steps
 
 
+def test_an_estimate_in_slices_is_the_one_at_once():
+    """Of 129 nodes, of which some report between two slices: that counts in the next estimate."""
+    sliced, whole = (collector(129, find_routes=True) for _ in range(2))
+    draw = random.Random(1)
+    now = 1.0
+    for _ in range(2):
+        for rank in range(129):
+            told = report(*(measure(other, draw.uniform(5, 50) * M) for other in draw.sample(range(129), 9)))
+            for each in (sliced, whole):
+                each.record(rank, told, now)
+        calls, late = 1, report(measure(1, 1 * M))
+        while (mine := sliced.advance(now)) is None:
+            calls += 1
+            if calls == 3:
+                sliced.record(0, late, now)
+        assert calls > 3
+        other = whole.estimate(now)
+        assert mine.columns.links.rate.tolist() == other.columns.links.rate.tolist()
+        assert mine.errors.tolist() == other.errors.tolist()
+        assert mine.measured == other.measured
+        whole.record(0, late, now)
+        now += 5.0
+    assert sliced.estimate(now).network.link(Rank(1), Rank(0)).rate < 3 * M
+
+
+def test_an_estimate_that_is_wanted_at_once_ends_the_one_in_slices():
+    found = collector(129)
+    found.record(0, report(measure(1, 7 * M)), 1.0)
+    assert found.advance(1.0) is None
+    found.record(0, report(measure(2, 9 * M)), 1.0)
+    links = found.estimate(1.0).network
+    assert (links.link(Rank(1), Rank(0)).rate, links.link(Rank(2), Rank(0)).rate) == (7 * M, 9 * M)
+    assert found.advance(2.0) is None  # another one
+
+
 def test_a_look_works_out_only_what_something_was_said_of(monkeypatch):
     found = collector(30)
     for rank in range(30):
@@ -481,7 +517,7 @@ def test_a_look_works_out_only_what_something_was_said_of(monkeypatch):
     assert found.estimate(2.0).network is before.network
     found.record(3, report(measure(4, 11 * M), measure(5, 10 * M)), 3.0)
     found.estimate(3.0)
-    assert counts == [0, 4]  # of 870: two links, and the ways back
+    assert counts == [4]  # of 870: two links, and the ways back
 
 
 def backbone():
@@ -909,14 +945,14 @@ def test_routes_are_new_once_and_looked_at_again_when_latencies_are_others():
     for pair, latency in latencies(generate("internet2", 9, 1)).items():
         routes.record(pair, latency, 1.0)
     assert routes.changed_at == 1.0
-    assert routes.update()
+    assert finish(routes.update(1.0))
     found = routes.found
     assert len(found) == 44
-    assert not routes.update()
+    assert not finish(routes.update(2.0))
     routes.record((0, 8), 0.02, 3.0)
     routes.record((8, 0), 0.02, 3.0)
     assert routes.changed_at == 3.0
-    assert not routes.update()
+    assert not finish(routes.update(2.0))
     assert routes.found == found - {(0, 8), (8, 0)}
 
 
@@ -1008,9 +1044,10 @@ def test_a_cap_moves_by_what_it_takes_from_the_links_behind_it(word):
 
 def test_rates_are_what_a_pair_has_for_itself():
     network = estimate(gone=[(0, 2)], egress=[(1, 3 * M)]).network
-    assert throughputs(NetworkColumns.of(network), [(0, 1), (1, 0), (0, 2)]) == {
-        (0, 1): 10 * M,
-        (1, 0): 3 * M,
-        (0, 2): 0.0,
-    }
+    pairs = np.zeros((network.size, network.size), bool)
+    for pair in [(0, 1), (1, 0), (0, 2)]:
+        pairs[pair] = True
+    rates = throughputs(NetworkColumns.of(network), pairs)
+    assert (rates[0, 1], rates[1, 0], rates[0, 2]) == (10 * M, 3 * M, 0.0)
+    assert np.count_nonzero(rates) == 2
     assert network.link(Rank(0), Rank(1)).rate == 10 * M

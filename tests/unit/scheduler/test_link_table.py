@@ -113,7 +113,8 @@ def test_rates_that_are_reset_are_unknown_until_they_are_measured_again():
     for links, now in told(3):
         links.refresh(now)
     kept = frozenset(list(links.rates(links.table.known))[:3])
-    links.reset_rates(kept)
+    for source in range(SIZE):
+        links.reset_rates(source, kept)
     assert links.rates(links.table.known).keys() == kept
     again = next(pair for pair in PAIRS if pair not in kept)
     links.record(again, LinkMeasure(source=again[0], rate=3e6, error=0.1), now)

@@ -34,6 +34,7 @@ from netstorm.topology.lower_bound import latency_bound
 from netstorm.topology.network import FAMILIES, generate
 from netstorm.topology.prediction import predict
 from netstorm.topology.resources import Resources, fluid_time, optimum
+from netstorm.topology.schemes import sharded
 from tests.unit.topology.flow_program import capacity, loads
 
 # ------------------------------------------------------------------------------------------------------ form
@@ -314,3 +315,14 @@ def test_so_it_is_in_strange_networks(scheme, network):
     check_feasible(network, policy, 4 * MB)
     found = predict(network, policy, [4 * MB], chunk_bytes=256 * 1024).seconds
     assert found >= latency_bound(network, 4 * MB) * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["fapt", "packing", "auto"])
+def test_of_many_equal_links_all_are_loaded_alike_without_a_search(scheme):
+    """130 nodes: a search takes a second, and of 512 nodes 20."""
+    network = Network.uniform(130)
+    stars = sharded(network)
+    policy = form_policy(network, scheme, known=False)
+    assert policy.trees == stars.trees
+    assert len(set(policy.weights)) == 1
+    assert form_policy(network, "fapt", known=False, num_roots=2).trees != stars.trees

@@ -115,7 +115,7 @@ def test_what_was_done_before_an_interrupt_is_kept():
     assert found["seeds"][2]["schemes"] == {}
 
 
-@pytest.mark.parametrize("given", [{"nodes": 33}, {"changing": True}])
+@pytest.mark.parametrize("given", [{"nodes": 65}, {"changing": True}])
 def test_no_optimum_is_looked_for_where_it_takes_too_long_or_means_nothing(given):
     study, worker = studied(options(**given))
     assert OPTIMUM not in [name for name, _ in worker.cases]
