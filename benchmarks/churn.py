@@ -6,16 +6,18 @@
     netstorm bench churn --nodes 8 --minutes 2 --faults kill --every 5
     netstorm bench churn --wan examples/networks/internet2.yaml --minutes 10
 
-Every 0.5 to 2 s, or so (`--every`), something fails: a node is killed and started again, a node is stopped
-(SIGSTOP) for up to 4 s, a connection is cut, the scheduler is killed and started again. Every element of
+Every 0.5 to 2 s, or so (`--every`), something fails, as drawn in advance from the seed: a node is killed and
+started again, a node is stopped (SIGSTOP) for up to 4 s, a connection is cut, the scheduler is killed and
+started again. Every element of
 every sum is checked on every rank against those whom the sum names, and the state that all sums make is
 compared between ranks after every step. A rank that makes no step for a minute hangs.
 
 A rank that dies may have completed a step alone, with a result that has reached nobody else; only its last
 step may differ. The recovery time of a fault is the time until every rank that it has not hit has completed a
 step that began after it. Goodput is the steps a second while things fail, over those without faults, before
-and after. On one machine, ranks that start again take processors from those that train. Exit code 1: an error
-or a hang.
+and after; at most 1 minus the time in which some rank was stopped, since all wait for it. What is lost is shared
+out over what was the matter at the time. On one machine, ranks that start again take processors from those that
+train. Exit code 1: an error or a hang.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ import argparse
 import contextlib
 import json
 import math
-import random
 import signal
 import statistics
 import sys
@@ -40,6 +41,7 @@ from rich.table import Table
 from harness.arguments import number, seconds, writable
 from harness.churn_job import ChurnJob
 from harness.emulated import emulated, on_loopback
+from harness.faults import KINDS, LostTime, PlannedFault, Span, longest_gaps, lost_time, plan_faults
 from harness.machine import describe_machine
 from harness.stopping import stop_on_sigterm
 from netstorm.cli.support import scratch_folder
@@ -50,13 +52,10 @@ _HANG_S: Final = 60.0
 _START_S: Final = 120.0
 _HEALTHY: Final = 2
 """Ranks that a fault leaves: somebody has the state."""
-_STOP_S: Final = (0.1, 4.0)
-_SPREAD: Final = (0.4, 1.6)
-"""Of the time between two faults, around its mean."""
 _UNDISTURBED_S: Final = 10.0
 """Before the first fault, and once all have come back from the last one."""
-_KINDS: Final = {"kill": 4, "stop": 2, "cut": 3, "scheduler": 1}
-"""Kinds of fault, and how often each is drawn."""
+_LONGEST: Final = 12
+"""Times without a step that the report lists."""
 
 
 @dataclass(slots=True)
@@ -70,18 +69,19 @@ class Fault:
     step: int
     """The last step that any rank had completed."""
     recovered_s: float | None = None
+    until: float | None = None
+    """When a stopped process went on, or the scheduler that was started again was ready."""
 
 
 class Churn:
     """Faults in a job, until the time is over."""
 
-    def __init__(self, job: ChurnJob, *, seed: int, kinds: Sequence[str], every_s: float) -> None:
+    def __init__(self, job: ChurnJob) -> None:
         self.job: Final = job
         self.faults: Final[list[Fault]] = []
+        self.left_out = 0
+        """Faults that nobody could be hit by before the next one: too few ranks took part."""
         self.hangs: Final[list[str]] = []
-        self._random: Final = random.Random(seed)
-        self._kinds: Final = {kind: _KINDS[kind] for kind in kinds}
-        self._every_s: Final = every_s
         self._later: Final[list[tuple[float, Callable[[], None]]]] = []
 
     def start(self) -> None:
@@ -94,20 +94,23 @@ class Churn:
             self.job.read(0.05)
             if time.monotonic() > deadline or self.job.errors:
                 raise NetStormError(f"the job does not begin: {self.job.errors or self._texts()}")
-        self.job.returns.clear()
+        self.job.comings.clear()
 
-    def run(self, duration_s: float) -> None:
+    def run(self, faults: Sequence[PlannedFault], duration_s: float) -> None:
         """Make faults for so long."""
-        end = time.monotonic() + duration_s
-        next_fault = time.monotonic()
-        while time.monotonic() < end and not self.hangs:
+        begin = time.monotonic()
+        coming = list(faults)
+        while time.monotonic() < begin + duration_s and not self.hangs:
             self.job.read(0.02)
             now = time.monotonic()
             self._do_what_is_due(now)
             self._look_for_recoveries(now)
             self._look_for_hangs(now)
-            if now >= next_fault and self._fail_something(now):
-                next_fault = now + self._every_s * self._random.uniform(*_SPREAD)
+            while len(coming) > 1 and now >= begin + coming[1].at:
+                del coming[0]
+                self.left_out += 1
+            if coming and now >= begin + coming[0].at and self._fail(coming[0], now):
+                del coming[0]
 
     def undisturbed(self, duration_s: float) -> float:
         """Return the steps a second while nothing fails."""
@@ -143,23 +146,24 @@ class Churn:
 
     # ------------------------------------------------------------------------------------------------ faults
 
-    def _fail_something(self, now: float) -> bool:
+    def _fail(self, planned: PlannedFault, now: float) -> bool:
         healthy = [one.rank for one in self.job.members.values() if one.runs]
-        kind = self._random.choices(list(self._kinds), list(self._kinds.values()))[0]
+        kind = planned.kind
         if kind == "scheduler":
             last = next((one for one in reversed(self.faults) if one.kind == kind), None)
-            if last is not None and last.recovered_s is None:
+            if last is not None and (last.recovered_s is None or last.until is None):
                 return False  # it is not back yet
             self.faults.append(Fault(kind, -1, now, self.job.steps))
             self.job.kill_scheduler()
-            self._at(now + self._random.uniform(0.0, 1.0), self.job.start_scheduler)
+            self._at(now + planned.lasts_s, self.job.start_scheduler)
             return True
         if len(healthy) <= (_HEALTHY if kind != "cut" else 0):
             return False
-        rank = self._random.choice(healthy)
-        self.faults.append(Fault(kind, rank, now, self.job.steps))
+        rank = healthy[int(planned.who * len(healthy))]
+        fault = Fault(kind, rank, now, self.job.steps)
+        self.faults.append(fault)
         if kind == "kill":
-            self.job.kill(rank, now + self._random.uniform(0.0, 1.0))
+            self.job.kill(rank, now + planned.lasts_s)
         elif kind == "cut":
             self.job.tell(rank, "cut")
         else:
@@ -167,10 +171,11 @@ class Churn:
             self.job.send(rank, signal.SIGSTOP)
 
             def go_on() -> None:
+                fault.until = time.monotonic()
                 if self.job.members[rank].process is process:
                     self.job.send(rank, signal.SIGCONT)
 
-            self._at(now + self._random.uniform(*_STOP_S), go_on)
+            self._at(now + planned.lasts_s, go_on)
         return True
 
     def _at(self, when: float, function: Callable[[], None]) -> None:
@@ -190,6 +195,29 @@ class Churn:
             others = [one for one in self.job.members.values() if one.runs and one.rank != fault.rank]
             if others and all(one.step >= fault.step + 2 for one in others):
                 fault.recovered_s = max(0.0, now - fault.at)
+        last = next((one for one in reversed(self.faults) if one.kind == "scheduler"), None)
+        if last is not None and last.until is None and self.job.scheduler_ready():
+            last.until = now
+
+    def spans(self, end: float) -> list[Span]:
+        """Return what was the matter when, until `end` at the latest."""
+        spans = []
+        for fault in self.faults:
+            recovered = end if fault.recovered_s is None else fault.at + fault.recovered_s
+            until = end if fault.until is None else fault.until
+            if fault.kind in ("kill", "cut"):
+                spans.append(Span(fault.kind, fault.at, recovered))
+            else:
+                spans.append(Span(fault.kind, fault.at, until))
+                if recovered > until:
+                    spans.append(Span(f"after a {fault.kind}", until, recovered))
+        spans += [Span("coming back", *times) for times in self.job.comings]
+        spans += [
+            Span("coming back", one.started_at, end)
+            for one in self.job.members.values()
+            if not (one.contributes or one.ended)
+        ]
+        return spans
 
     def _look_for_hangs(self, now: float) -> None:
         for one in self.job.members.values():
@@ -235,21 +263,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
             job = ChurnJob(nodes, folder, variables, place.command, place.hosts)
             stack.callback(job.stop)
-            churn = Churn(job, seed=options.seed, kinds=options.faults, every_s=options.every)
+            churn = Churn(job)
+            duration_s = 60 * options.minutes
+            faults = plan_faults(options.seed, options.faults, options.every, duration_s)
             churn.start()
             without = [churn.undisturbed(_UNDISTURBED_S)]
             began, first = time.monotonic(), job.steps
             try:
-                churn.run(60 * options.minutes)
+                churn.run(faults, duration_s)
             except KeyboardInterrupt:
                 console.print("interrupted: the report is of the time so far")
-            took, steps = time.monotonic() - began, job.steps - first
+            ended = time.monotonic()
+            took, steps = ended - began, job.steps - first
+            spans = churn.spans(ended)
+            gaps = longest_gaps(job.completed_at(), began, ended, spans, _LONGEST)
             churn.come_back()
             without.append(churn.undisturbed(_UNDISTURBED_S))
             churn.end()
             if job.errors or churn.hangs:
                 console.print(f"logs: {_keep_logs(folder, options.logs)}")
+            usual_s = 1 / statistics.mean(without) if all(without) else math.inf
+            lost = lost_time(job.completed_at(), began, ended, usual_s, spans)
             report = _report(churn, took, steps, without, options)
+            report |= _lost(lost, took) | {"longest_gaps": gaps}
     except (NetStormError, OSError) as error:
         console.print(f"churn: {error}", markup=False)
         return 2
@@ -281,7 +317,7 @@ def _report(
             "worst_s": round(max(known), 3) if known else None,
             "not_recovered": len(times) - len(known),
         }
-    returns = churn.job.returns
+    returns = [end - begin for begin, end in churn.job.comings]
     return {
         "nodes": churn.job.nodes,
         "seconds": round(took, 1),
@@ -297,6 +333,7 @@ def _report(
             "median_s": round(statistics.median(returns), 3) if returns else None,
             "worst_s": round(max(returns), 3) if returns else None,
         },
+        "left_out": churn.left_out,
         "removed_after_a_stop": churn.job.removed,
         "errors": churn.job.errors,
         "hangs": churn.hangs,
@@ -304,11 +341,21 @@ def _report(
     }
 
 
+def _lost(lost: LostTime, took: float) -> dict[str, Any]:
+    return {
+        "stopped_s": round(lost.held_s, 2),
+        "goodput_at_most": round(1 - lost.held_s / took, 3),
+        "lost_s": round(lost.lost_s, 2),
+        "lost_to_s": {what: round(seconds, 2) for what, seconds in lost.by.items()},
+    }
+
+
 def _print(report: dict[str, Any]) -> None:
     console = Console()
     console.print(
         f"{report['nodes']} nodes, {report['seconds']:.0f} s, seed {report['seed']}: "
-        f"{report['steps']} steps, {report['steps_per_minute']:.0f} a minute, goodput {report['goodput']}; "
+        f"{report['steps']} steps, {report['steps_per_minute']:.0f} a minute, goodput {report['goodput']} "
+        f"(at most {report['goodput_at_most']}: a rank was stopped for {report['stopped_s']:.0f} s); "
         f"{len(report['errors'])} errors, {len(report['hangs'])} hangs"
     )
     table = Table("fault", "times", "recovery: median", "worst")
@@ -320,6 +367,10 @@ def _print(report: dict[str, Any]) -> None:
         *(_s(report["returns"][one]) for one in ("median_s", "worst_s")),
     )
     console.print(table)
+    table = Table("lost to", "seconds")
+    for what, seconds in report["lost_to_s"].items():
+        table.add_row(what, f"{seconds:.1f}")
+    console.print(table)
     for text in [*report["errors"][:10], *report["hangs"]]:
         console.print(text, markup=False)
 
@@ -330,8 +381,8 @@ def _s(value: float | None) -> str:
 
 def _kinds(text: str) -> list[str]:
     found = text.split(",")
-    if not set(found) <= set(_KINDS):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected some of {', '.join(_KINDS)}")
+    if not set(found) <= set(KINDS):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected some of {', '.join(KINDS)}")
     return found
 
 
@@ -346,9 +397,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--faults",
         type=_kinds,
-        default=list(_KINDS),
+        default=list(KINDS),
         metavar="KIND,...",
-        help="default: all of " + ", ".join(_KINDS),
+        help="default: all of " + ", ".join(KINDS),
     )
     add("--every", type=seconds, default=1.25, metavar="S", help="mean time between faults; default 1.25")
     add("--wan", type=Path, metavar="FILE", help="a network to emulate, with a node for each of its ranks")

@@ -60,7 +60,7 @@ class ChurnJob:
     Attributes:
         steps: the last step that any rank has completed.
         errors: what must not happen, in words.
-        returns: from a process's start until its values are in a step, in s.
+        comings: when a process was started, and when its values were in a step, of each.
     """
 
     nodes: int
@@ -73,13 +73,17 @@ class ChurnJob:
     scheduler: subprocess.Popen[bytes] | None = None
     steps: int = 0
     errors: list[str] = field(default_factory=list)
-    returns: list[float] = field(default_factory=list)
+    comings: list[tuple[float, float]] = field(default_factory=list)
     removed: int = 0
     _states: dict[int, dict[tuple[int, int], set[tuple[int, int]]]] = field(default_factory=dict)
     """By step, and by the checksum of the state after it and the ranks in it: ranks that say so, and their
     processes."""
     _last_steps: dict[tuple[int, int], int] = field(default_factory=dict)
     """By rank and process that was killed, or heard that it was out of the job: its last step."""
+    _completed_at: dict[int, float] = field(default_factory=dict)
+    """By step: when the first rank had completed it."""
+    _log_before: int = 0
+    """Length of the scheduler's log when its present process was started."""
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     # -------------------------------------------------------------------------------------------- processes
@@ -87,6 +91,7 @@ class ChurnJob:
     def start_scheduler(self) -> None:
         """Start a scheduler, or start it again: it goes on with its log."""
         with (self.folder / "scheduler.log").open("ab") as log:
+            self._log_before = log.tell()
             self.scheduler = subprocess.Popen(
                 self.command(
                     0, [sys.executable, "-m", "netstorm", "scheduler", "--state", str(self.folder / "state")]
@@ -97,6 +102,19 @@ class ChurnJob:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def scheduler_ready(self) -> bool:
+        """Whether the scheduler that was started last has said that it goes on."""
+        assert self.scheduler is not None
+        if self.scheduler.returncode is not None:
+            return False
+        with (self.folder / "scheduler.log").open("rb") as log:
+            log.seek(self._log_before)
+            return b"goes on" in log.read()
+
+    def completed_at(self) -> list[float]:
+        """Return when each step was completed by a rank for the first time, in order."""
+        return sorted(self._completed_at.values())
 
     def start(self, rank: int, now: float) -> None:
         """Start a rank, or start it again."""
@@ -212,9 +230,10 @@ class ChurnJob:
         member.step, member.completed_at = step, at
         contributes = bool(ranks >> member.rank & 1)
         if contributes and not member.contributes:
-            self.returns.append(at - member.started_at)
+            self.comings.append((member.started_at, at))
         member.contributes = contributes
         self.steps = max(self.steps, step)
+        self._completed_at[step] = min(at, self._completed_at.get(step, at))
         said = self._states.setdefault(step, {})
         said.setdefault((state, ranks), set()).add((member.rank, member.process.pid))
         if len(self._states) > _KEPT_STEPS:
