@@ -56,8 +56,9 @@ _LEAD_S: Final = 2.0
 """Rounds granted in advance, if the scheduler can come back: twice what it takes to begin on a quiet machine.
 """
 
-_COME_BACK_S: Final = 1.0
-"""How soon nodes come back to a scheduler that was restarted: they try once a second."""
+_COME_BACK_S: Final = 0.25
+"""How long nodes have to come back to a scheduler that was restarted before it looks whether they are there. Who
+needs longer loses nothing, as long as its process listens."""
 
 
 class Job:
