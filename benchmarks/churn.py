@@ -4,6 +4,7 @@
     netstorm bench churn --nodes 8 --minutes 10
     netstorm bench churn --nodes 4 --minutes 1 --seed 7 --json churn.json
     netstorm bench churn --nodes 8 --minutes 2 --faults kill --every 5
+    netstorm bench churn --nodes 8 --minutes 0.7 --faults kill --every 5 --systems netstorm,torchft,restart-50
     netstorm bench churn --wan examples/networks/internet2.yaml --minutes 10
 
 Every 0.5 to 2 s, or so (`--every`), something fails, as drawn in advance from the seed: a node is killed and
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import math
 import signal
@@ -40,6 +42,7 @@ from rich.table import Table
 
 from harness.arguments import number, seconds, writable
 from harness.churn_job import ChurnJob
+from harness.churn_torch import TorchftJob, TorchrunJob
 from harness.emulated import emulated, on_loopback
 from harness.faults import KINDS, LostTime, PlannedFault, Span, longest_gaps, lost_time, plan_faults
 from harness.machine import describe_machine
@@ -54,6 +57,8 @@ _HEALTHY: Final = 2
 """Ranks that a fault leaves: somebody has the state."""
 _UNDISTURBED_S: Final = 10.0
 """Before the first fault, and once all have come back from the last one."""
+_RESTART: Final = "restart-"
+"""Of the name of a system, before the number of steps from one checkpoint to the next."""
 _LONGEST: Final = 12
 """Times without a step that the report lists."""
 
@@ -167,12 +172,12 @@ class Churn:
         elif kind == "cut":
             self.job.tell(rank, "cut")
         else:
-            process = self.job.members[rank].process
+            pid = self.job.members[rank].pid
             self.job.send(rank, signal.SIGSTOP)
 
             def go_on() -> None:
                 fault.until = time.monotonic()
-                if self.job.members[rank].process is process:
+                if self.job.members[rank].pid == pid:
                     self.job.send(rank, signal.SIGCONT)
 
             self._at(now + planned.lasts_s, go_on)
@@ -223,7 +228,7 @@ class Churn:
         for one in self.job.members.values():
             since = max(one.completed_at, one.started_at)
             if not (one.stopped or one.killed or one.ended) and now - since > _HANG_S:
-                one.process.send_signal(signal.SIGUSR1)  # it logs where its threads are
+                self.job.send(one.rank, signal.SIGUSR1)
                 self._later.clear()
                 time.sleep(1.0)
                 self.hangs.append(
@@ -240,59 +245,107 @@ class Churn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, report, and return the exit code: 1 for errors and hangs, 2 if the job cannot begin."""
+    """Run, report, and return the exit code: 1 for errors and hangs, 2 if a job cannot begin."""
     options = _options(arguments)
     stop_on_sigterm()
     console = Console(stderr=True)
+    reports: dict[str, dict[str, Any]] = {}
     try:
-        with contextlib.ExitStack() as stack:
-            network = None if options.wan is None else load_network(options.wan)
-            nodes = options.nodes if network is None else network.size
-            place = stack.enter_context(on_loopback() if network is None else emulated(network, options))
-            folder = stack.enter_context(scratch_folder())
-            port = place.free_port(0)
-            variables = {
-                "DMLC_PS_ROOT_URI": place.hosts[0] if place.hosts else "127.0.0.1",
-                "DMLC_PS_ROOT_PORT": str(port),
-                "DMLC_NUM_WORKER": str(nodes),
-                "NETSTORM_ELASTIC": f"1:{nodes}",
-                "NETSTORM_SECURITY": "off",
-                "PS_HEARTBEAT_INTERVAL": "0.5",
-                "PS_HEARTBEAT_TIMEOUT": str(options.heartbeat_timeout),
-                "NETSTORM_LINK_TIMEOUT": str(options.heartbeat_timeout),
-            }
-            job = ChurnJob(nodes, folder, variables, place.command, place.hosts)
-            stack.callback(job.stop)
-            churn = Churn(job)
-            duration_s = 60 * options.minutes
-            faults = plan_faults(options.seed, options.faults, options.every, duration_s)
-            churn.start()
-            without = [churn.undisturbed(_UNDISTURBED_S)]
-            began, first = time.monotonic(), job.steps
-            try:
-                churn.run(faults, duration_s)
-            except KeyboardInterrupt:
-                console.print("interrupted: the report is of the time so far")
-            ended = time.monotonic()
-            took, steps = ended - began, job.steps - first
-            spans = churn.spans(ended)
-            gaps = longest_gaps(job.completed_at(), began, ended, spans, _LONGEST)
-            churn.come_back()
-            without.append(churn.undisturbed(_UNDISTURBED_S))
-            churn.end()
-            if job.errors or churn.hangs:
-                console.print(f"logs: {_keep_logs(folder, options.logs)}")
-            usual_s = 1 / statistics.mean(without) if all(without) else math.inf
-            lost = lost_time(job.completed_at(), began, ended, usual_s, spans)
-            report = _report(churn, took, steps, without, options)
-            report |= _lost(lost, took) | {"longest_gaps": gaps}
+        for system in options.systems:
+            missing = _why_not(system, options)
+            if missing:
+                console.print(f"{system}: {missing}", markup=False)
+            else:
+                reports[system] = _run(system, options, console)
+    except KeyboardInterrupt:
+        console.print("interrupted: the report is of the time so far")
     except (NetStormError, OSError) as error:
         console.print(f"churn: {error}", markup=False)
         return 2
     if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=1))
-    _print(report)
-    return int(bool(job.errors or churn.hangs))
+        alone = list(reports.values())[0] if len(options.systems) == 1 and reports else {"systems": reports}
+        options.json.write_text(json.dumps(alone, indent=1))
+    for system, report in reports.items():
+        _print(system, report)
+    if len(reports) > 1:
+        _compare(reports)
+    return int(any(report["errors"] or report["hangs"] for report in reports.values()))
+
+
+def _why_not(system: str, options: argparse.Namespace) -> str:
+    if system == "netstorm":
+        return ""
+    if options.wan is not None:
+        return "on loopback only"
+    needed = "torchft" if system == "torchft" else "torch"
+    return "" if importlib.util.find_spec(needed) else f"{needed} not installed (pip install {needed})"
+
+
+def _run(system: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        network = None if options.wan is None else load_network(options.wan)
+        nodes = options.nodes if network is None else network.size
+        place = stack.enter_context(on_loopback() if network is None else emulated(network, options))
+        folder = stack.enter_context(scratch_folder())
+        job = _job(system, nodes, folder, place, options)
+        stack.callback(job.stop)
+        churn = Churn(job)
+        duration_s = 60 * options.minutes
+        # Others draw the same, and leave out what they cannot have.
+        planned = plan_faults(options.seed, options.faults, options.every, duration_s)
+        churn.start()
+        without = [churn.undisturbed(_UNDISTURBED_S)]
+        began, first = time.monotonic(), job.steps
+        try:
+            churn.run([fault for fault in planned if fault.kind in job.kinds], duration_s)
+        except KeyboardInterrupt:
+            console.print("interrupted: the report is of the time so far")
+        ended = time.monotonic()
+        took, steps = ended - began, job.steps - first
+        spans = churn.spans(ended)
+        gaps = longest_gaps(job.completed_at(), began, ended, spans, _LONGEST)
+        churn.come_back()
+        without.append(churn.undisturbed(_UNDISTURBED_S))
+        churn.end()
+        if job.errors or churn.hangs:
+            console.print(f"logs: {_keep_logs(folder, options.logs)}")
+        usual_s = 1 / statistics.mean(without) if all(without) else math.inf
+        lost = lost_time(job.completed_at(), began, ended, usual_s, spans)
+        report = _report(churn, took, steps, without, options)
+        return report | _lost(lost, took) | {"longest_gaps": gaps}
+
+
+def _job(system: str, nodes: int, folder: Path, place: Any, options: argparse.Namespace) -> ChurnJob:
+    host, port = place.hosts[0] if place.hosts else "127.0.0.1", place.free_port(0)
+    if system == "torchft":
+        variables = {
+            "BENCHMARK_LIGHTHOUSE": f"http://{host}:{port}",
+            "BENCHMARK_LEAST": str(nodes // 2 + 1),  # so that no two parts of the job go on
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+        worker = "churn_torchft.py"
+        return TorchftJob(
+            nodes, folder, variables, place.command, worker=worker, heartbeat_s=options.heartbeat_timeout
+        )
+    if system.startswith(_RESTART):
+        every = int(system.removeprefix(_RESTART))
+        return TorchrunJob(nodes, folder, {}, place.command, checkpoint_every=every)
+    variables = {
+        "DMLC_PS_ROOT_URI": host,
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NUM_WORKER": str(nodes),
+        "NETSTORM_ELASTIC": f"1:{nodes}",
+        "NETSTORM_SECURITY": "off",
+        "PS_HEARTBEAT_INTERVAL": "0.5",
+        "PS_HEARTBEAT_TIMEOUT": str(options.heartbeat_timeout),
+        "NETSTORM_LINK_TIMEOUT": str(options.heartbeat_timeout),
+    }
+    if options.wait_timeout is not None:
+        variables["NETSTORM_WAIT_TIMEOUT"] = str(options.wait_timeout)
+    if len(options.systems) > 1:  # so that a process takes as long to start as in the other rows
+        variables |= {"BENCHMARK_IMPORTS": "torch", "OMP_NUM_THREADS": "1"}
+    return ChurnJob(nodes, folder, variables, place.command, place.hosts)
 
 
 def _keep_logs(folder: Path, kept: Path | None) -> str:
@@ -308,7 +361,7 @@ def _report(
     churn: Churn, took: float, steps: int, without: Sequence[float], options: argparse.Namespace
 ) -> dict[str, Any]:
     kinds = {}
-    for kind in options.faults:
+    for kind in (kind for kind in options.faults if kind in churn.job.kinds):
         times = [fault.recovered_s for fault in churn.faults if fault.kind == kind]
         known = [one for one in times if one is not None]
         kinds[kind] = {
@@ -350,10 +403,26 @@ def _lost(lost: LostTime, took: float) -> dict[str, Any]:
     }
 
 
-def _print(report: dict[str, Any]) -> None:
+def _compare(reports: dict[str, dict[str, Any]]) -> None:
+    table = Table("system", "steps", "a second, undisturbed", "goodput", "kills", "recovery: median", "worst")
+    for system, report in reports.items():
+        kills = report["recovery"].get("kill", {"faults": 0, "median_s": None, "worst_s": None})
+        table.add_row(
+            system,
+            str(report["steps"]),
+            " and ".join(f"{one:.1f}" for one in report["steps_a_second_undisturbed"]),
+            str(report["goodput"]),
+            str(kills["faults"]),
+            _s(kills["median_s"]),
+            _s(kills["worst_s"]),
+        )
+    Console().print(table)
+
+
+def _print(system: str, report: dict[str, Any]) -> None:
     console = Console()
     console.print(
-        f"{report['nodes']} nodes, {report['seconds']:.0f} s, seed {report['seed']}: "
+        f"{system}: {report['nodes']} nodes, {report['seconds']:.0f} s, seed {report['seed']}: "
         f"{report['steps']} steps, {report['steps_per_minute']:.0f} a minute, goodput {report['goodput']} "
         f"(at most {report['goodput_at_most']}: a rank was stopped for {report['stopped_s']:.0f} s); "
         f"{len(report['errors'])} errors, {len(report['hangs'])} hangs"
@@ -379,6 +448,15 @@ def _s(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
 
 
+def _systems(text: str) -> list[str]:
+    found = text.split(",")
+    for one in found:
+        steps = one.removeprefix(_RESTART)
+        if one not in ("netstorm", "torchft") and (steps == one or not steps.isdigit() or int(steps) < 1):
+            raise argparse.ArgumentTypeError(f"{one!r}: expected netstorm, torchft or restart-STEPS")
+    return found
+
+
 def _kinds(text: str) -> list[str]:
     found = text.split(",")
     if not set(found) <= set(KINDS):
@@ -401,9 +479,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="KIND,...",
         help="default: all of " + ", ".join(KINDS),
     )
+    add(
+        "--systems",
+        type=_systems,
+        default=["netstorm"],
+        metavar="NAME,...",
+        help="what sums: netstorm, torchft (its Manager and Gloo), restart-N (torchrun and Gloo; all begin again "
+        "from a checkpoint of every N steps). The others have kills and stops only; all rows import PyTorch. "
+        "Default netstorm",
+    )
     add("--every", type=seconds, default=1.25, metavar="S", help="mean time between faults; default 1.25")
     add("--wan", type=Path, metavar="FILE", help="a network to emulate, with a node for each of its ranks")
     add("--heartbeat-timeout", type=seconds, default=3.0, metavar="S", help="default 3")
+    add("--wait-timeout", type=seconds, metavar="S", help="go on without a rank that is stopped for so long")
     add("--json", type=writable, metavar="FILE", help="write the report here, too")
     add("--logs", type=Path, metavar="DIR", help="keep the processes' logs here if something is wrong")
     add("--congestion", default="bbr", metavar="NAME", help="TCP's congestion control of --wan; default bbr")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -12,8 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from harness.faults import KINDS
 from systems.base import BENCHMARKS, environment
 
 __all__ = ["ChurnJob", "Member"]
@@ -32,6 +34,8 @@ class Member:
 
     rank: int
     process: subprocess.Popen[bytes]
+    """Under torchrun its agent, which all ranks share."""
+    pid: int
     log: Path
     started_at: float
     """When the present process was started, on the monotonic clock, as all times here."""
@@ -63,6 +67,11 @@ class ChurnJob:
         comings: when a process was started, and when its values were in a step, of each.
     """
 
+    kinds: ClassVar[Sequence[str]] = tuple(KINDS)
+    """The kinds of fault that it can have."""
+    may_skip: ClassVar[bool] = False
+    """Whether a rank may go on with a later step than the next one."""
+
     nodes: int
     folder: Path
     variables: Mapping[str, str]
@@ -70,6 +79,7 @@ class ChurnJob:
     """Makes a command run beside a rank."""
     hosts: Sequence[str] = ()
     members: dict[int, Member] = field(default_factory=dict)
+    worker: str = "churn.py"
     scheduler: subprocess.Popen[bytes] | None = None
     steps: int = 0
     errors: list[str] = field(default_factory=list)
@@ -121,13 +131,10 @@ class ChurnJob:
         path = self.folder / f"rank{rank}.log"
         with path.open("ab") as log:
             process = subprocess.Popen(
-                self.command(rank, [sys.executable, str(BENCHMARKS / "workers" / "churn.py")]),
+                self.command(rank, [sys.executable, str(BENCHMARKS / "workers" / self.worker)]),
                 env=environment(
-                    DMLC_ROLE="worker",
-                    DMLC_NODE_HOST=self._host(rank),
-                    NETSTORM_RANK=str(rank),
                     PYTHONPATH=os.pathsep.join((str(BENCHMARKS), str(BENCHMARKS.parent))),
-                    **self.variables,
+                    **self.variables_of(rank),
                 ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -136,9 +143,18 @@ class ChurnJob:
             )
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
-        member = Member(rank, process, path, now)
+        member = Member(rank, process, process.pid, path, now)
         self.members[rank] = member
         self._selector.register(process.stdout, selectors.EVENT_READ, member)
+
+    def variables_of(self, rank: int) -> Mapping[str, str]:
+        """Return the environment of a rank's process."""
+        return {
+            "DMLC_ROLE": "worker",
+            "DMLC_NODE_HOST": self._host(rank),
+            "NETSTORM_RANK": str(rank),
+            **self.variables,
+        }
 
     def tell(self, rank: int, command: str) -> None:
         """Give a rank a command."""
@@ -157,10 +173,12 @@ class ChurnJob:
         member.process.kill()
 
     def send(self, rank: int, number: signal.Signals) -> None:
-        """Send a rank SIGSTOP or SIGCONT."""
+        """Send a rank SIGSTOP, SIGCONT, or SIGUSR1: it logs where its threads are."""
         member = self.members[rank]
-        member.stopped = number == signal.SIGSTOP
-        member.process.send_signal(number)
+        if number != signal.SIGUSR1:
+            member.stopped = number == signal.SIGSTOP
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.pid, number)
 
     def kill_scheduler(self) -> None:
         """Kill the scheduler."""
@@ -179,6 +197,8 @@ class ChurnJob:
         if self.scheduler is not None:
             self.scheduler.kill()
             self.scheduler.wait()
+            if self.scheduler.stdin is not None:
+                self.scheduler.stdin.close()
         self._selector.close()
 
     def _host(self, rank: int) -> str:
@@ -225,7 +245,7 @@ class ChurnJob:
             self._completed(member, words["step"], words["state"], words["ranks"], words["at"])
 
     def _completed(self, member: Member, step: int, state: int, ranks: int, at: float) -> None:
-        if 0 <= member.step != step - 1:
+        if 0 <= member.step != step - 1 and not self.may_skip:
             self.errors.append(f"rank {member.rank} completes step {step} after step {member.step}")
         member.step, member.completed_at = step, at
         contributes = bool(ranks >> member.rank & 1)

@@ -138,9 +138,7 @@ class SimulatedChurn:
                 **self.settings,
             },
         )
-        self._checks = _Checks(
-            ExactValues(self.seed, self.nodes), self.nodes, self._is_member, self.nodes
-        )
+        self._checks = _Checks(ExactValues(self.seed, self.nodes), self.nodes, self._is_member, self.nodes)
         self._checks.now = lambda: cluster.now
         self._plan = ProgramPlan(
             keys=(KeyUse(name="small", shape=(7,)), KeyUse(name="large", shape=(40,))),
@@ -323,7 +321,9 @@ def main() -> int:
     console, code = Console(), 0
     for seed in options.seeds:
         churn = SimulatedChurn(
-            options.nodes, seed, settings={"wait_timeout_s": options.wait_timeout} if options.wait_timeout else {}
+            options.nodes,
+            seed,
+            settings={"wait_timeout_s": options.wait_timeout} if options.wait_timeout else {},
         )
         faults = plan_faults(seed, options.faults, options.every, options.seconds)
         try:
