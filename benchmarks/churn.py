@@ -4,7 +4,7 @@
     netstorm bench churn --nodes 8 --minutes 10
     netstorm bench churn --nodes 4 --minutes 1 --seed 7 --json churn.json
     netstorm bench churn --nodes 8 --minutes 2 --faults kill --every 5
-    netstorm bench churn --nodes 8 --minutes 0.7 --faults kill --every 5 --systems netstorm,torchft,restart-50
+    netstorm bench churn --minutes 0.7 --faults kill --every 5 --systems netstorm,torchft,restart-50
     netstorm bench churn --wan examples/networks/internet2.yaml --minutes 10
 
 Every 0.5 to 2 s, or so (`--every`), something fails, as drawn in advance from the seed: a node is killed and
@@ -16,9 +16,9 @@ compared between ranks after every step. A rank that makes no step for a minute 
 A rank that dies may have completed a step alone, with a result that has reached nobody else; only its last
 step may differ. The recovery time of a fault is the time until every rank that it has not hit has completed a
 step that began after it. Goodput is the steps a second while things fail, over those without faults, before
-and after; at most 1 minus the time in which some rank was stopped, since all wait for it. What is lost is shared
-out over what was the matter at the time. On one machine, ranks that start again take processors from those that
-train. Exit code 1: an error or a hang.
+and after; at most 1 minus the time in which some rank was stopped, since all wait for it. What is lost is
+shared out over what was the matter at the time. On one machine, ranks that start again take processors from
+those that train. Exit code 1: an error or a hang.
 """
 
 from __future__ import annotations
@@ -263,7 +263,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"churn: {error}", markup=False)
         return 2
     if options.json is not None:
-        alone = list(reports.values())[0] if len(options.systems) == 1 and reports else {"systems": reports}
+        alone = (
+            next(iter(reports.values())) if len(options.systems) == 1 and reports else {"systems": reports}
+        )
         options.json.write_text(json.dumps(alone, indent=1))
     for system, report in reports.items():
         _print(system, report)
@@ -437,8 +439,8 @@ def _print(system: str, report: dict[str, Any]) -> None:
     )
     console.print(table)
     table = Table("lost to", "seconds")
-    for what, seconds in report["lost_to_s"].items():
-        table.add_row(what, f"{seconds:.1f}")
+    for what, lost_s in report["lost_to_s"].items():
+        table.add_row(what, f"{lost_s:.1f}")
     console.print(table)
     for text in [*report["errors"][:10], *report["hangs"]]:
         console.print(text, markup=False)
@@ -484,9 +486,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=_systems,
         default=["netstorm"],
         metavar="NAME,...",
-        help="what sums: netstorm, torchft (its Manager and Gloo), restart-N (torchrun and Gloo; all begin again "
-        "from a checkpoint of every N steps). The others have kills and stops only; all rows import PyTorch. "
-        "Default netstorm",
+        help="what sums: netstorm, torchft (its Manager and Gloo), restart-N (torchrun and Gloo; all begin "
+        "again from a checkpoint of every N steps). The others have kills and stops only; all rows import "
+        "PyTorch. Default netstorm",
     )
     add("--every", type=seconds, default=1.25, metavar="S", help="mean time between faults; default 1.25")
     add("--wan", type=Path, metavar="FILE", help="a network to emulate, with a node for each of its ranks")

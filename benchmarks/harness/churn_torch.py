@@ -20,9 +20,9 @@ from systems.base import BENCHMARKS, environment
 __all__ = ["TorchftJob", "TorchrunJob"]
 
 _JOIN_MS: Final = 1000
-"""How long torchft's lighthouse waits for ranks that are alive and do not ask for the quorum. Its default of a
-minute is for ranks that start together; a rank that has died counts as alive for a heartbeat time-out, and all
-others would wait for it. With a tenth of a second, slow ranks went on alone, with other states."""
+"""How long torchft's lighthouse waits for ranks that are alive and do not ask for the quorum. Its default of
+a minute is for ranks that start together; a rank that has died counts as alive for a heartbeat time-out, and
+all others would wait for it. With a tenth of a second, slow ranks went on alone, with other states."""
 
 _MOST_RESTARTS: Final = 100_000
 
@@ -89,7 +89,7 @@ class TorchrunJob(ChurnJob):
                 env=environment(
                     OMP_NUM_THREADS="1",
                     GLOO_SOCKET_IFNAME="lo",
-                    # With the agent's store (PyTorch 2.13) ranks that start again find addresses of those before.
+                    # With the agent's store (PyTorch 2.13) ranks find addresses of those before a restart.
                     TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
                     PYTHONPATH=os.pathsep.join((str(BENCHMARKS), str(BENCHMARKS.parent))),
                 ),

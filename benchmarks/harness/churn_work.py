@@ -1,5 +1,5 @@
-"""What a rank of `netstorm bench churn` does in a step, whichever system sums for it: numbers that say whose they
-are, the check of every element of every sum, and a state that all sums make together.
+"""What a rank of `netstorm bench churn` does in a step, whichever system sums for it: numbers that say whose
+they are, the check of every element of every sum, and a state that all sums make together.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ class Work:
             return np.array([weight if self.ends else 0], np.int64)
         return (self._base[name] + self.step * 1_000_003) * weight
 
-    def check(self, name: str, found: Numbers, weight: int, begin: int, end: int, what: object) -> None:
-        """Check the sum of ranks with a weight, from element `begin` to `end`.
+    def check(self, name: str, found: Numbers, weight: int, part: slice, what: object) -> None:
+        """Check a part of the sum of ranks with a weight.
 
         Raises:
             WrongSum: it is another one.
         """
-        expected = self.contribution(name, weight)[begin:end]
-        if name != END and not np.array_equal(found[begin:end], expected):
+        found, expected = found[part], self.contribution(name, weight)[part]
+        if name != END and not np.array_equal(found, expected):
             raise WrongSum(
-                f"{what}, elements {begin} to {end}: {found[begin : begin + 3]}…, expected {expected[:3]}… of "
-                f"ranks whose weight is {weight:#x}"
+                f"{what}, elements {part.start} to {part.stop}: {found[:3]}…, expected {expected[:3]}… of ranks "
+                f"whose weight is {weight:#x}"
             )
 
     def ranks_in(self, results: Mapping[str, Numbers]) -> list[int]:
@@ -89,7 +89,7 @@ class Work:
         if rest or weight != weight_of(ranks):
             raise WrongSum(f"step {self.step}: {results['small'][:3]}… are the sums of no ranks")
         for name, found in results.items():
-            self.check(name, found, weight, 0, len(found), f"step {self.step} of {name!r}")
+            self.check(name, found, weight, slice(0, len(found)), f"step {self.step} of {name!r}")
         return ranks
 
     def complete(self, results: Mapping[str, Numbers], ranks: int) -> bool:

@@ -83,8 +83,8 @@ def lost_time(
     """Say what the time between `begin` and `end` was lost to.
 
     A step that took more than three times as long as usual was held up, and what exceeds the usual time is
-    shared out, second by second, over what was the matter. While a rank is stopped that alone counts: no sum of
-    all ranks can go on without it.
+    shared out, second by second, over what was the matter. While a rank is stopped that alone counts: no sum
+    of all ranks can go on without it.
 
     Args:
         completed: when steps were completed, in order.

@@ -6,9 +6,9 @@
 
 The nodes and the scheduler are the real ones; the network, the clocks and the time that a process takes to
 start are simulated. So what is lost here is lost by design, or by a mistake: no processor is busy. Each seed
-draws the faults that `netstorm bench churn --seed` draws, and the same seed runs the same each time. Every
-element of every sum is checked at every rank, and the states of all ranks are compared. Exit code 1: something
-is wrong, or a rank hangs.
+draws the faults that `netstorm bench churn --seed` draws, and runs the same each time. Every element of every
+sum is checked at every rank, and the states of all ranks are compared. Exit code 1: something is wrong, or a
+rank hangs.
 """
 
 from __future__ import annotations

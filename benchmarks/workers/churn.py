@@ -105,7 +105,7 @@ class Worker:
             for chunk in ranks_in(chunks):
                 begin, end = key.layout.bounds[chunk]
                 named += end - begin
-                self._work.check(name, found, weight, begin, end, operation)
+                self._work.check(name, found, weight, slice(begin, end), operation)
             in_all &= ranks
         if named != key.elements:
             raise WrongSum(f"{operation}: contributors of {named} of {key.elements} elements are named")

@@ -1,5 +1,5 @@
-"""One node of `netstorm bench churn` under torchrun: Gloo, and a checkpoint every N steps. All begin again from
-that when one has died.
+"""One node of `netstorm bench churn` under torchrun: Gloo, and a checkpoint every N steps, from which all
+begin again when one has died.
 
 It tells the parent by datagrams, as `workers.churn` says lines: standard output is the agent's.
 """
@@ -52,10 +52,11 @@ def main() -> int:
         results = {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
         try:
             found = work.ranks_in(results)
-            if found != list(range(ranks)):
-                raise WrongSum(f"step {work.step} is the sum of ranks {found}")
         except WrongSum as error:
             say(event="error", text=str(error))
+            return 1
+        if found != list(range(ranks)):
+            say(event="error", text=f"step {work.step} is the sum of ranks {found}")
             return 1
         over = work.complete(results, (1 << ranks) - 1)
         if rank == 0 and work.step % every == 0:

@@ -1,4 +1,4 @@
-"""One node of `netstorm bench churn` whose sums torchft makes, on its own Gloo: a replica group of one process.
+"""One node of `netstorm bench churn` whose sums torchft makes, on its own Gloo: a replica group of its own.
 
 It takes the commands and says the lines of `workers.churn`. A step that does not commit is made again.
 """

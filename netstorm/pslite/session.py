@@ -777,8 +777,8 @@ class Limits:
     connect at once after a switch was restarted."""
     longest_retry_s: float = 1.0
     scheduler_retry_s: float = 0.25
-    """`longest_retry_s` of a session with the scheduler. Without it no view changes, and each one after it was
-    restarted waits for the last node to come back."""
+    """`longest_retry_s` of a session with the scheduler. Each view after it was restarted waits for the last
+    node to come back."""
     goodbye_s: float = 1.0
     """How long an ending session waits for the other side's Goodbye."""
     pending_hellos: int = 1024

@@ -57,8 +57,8 @@ _LEAD_S: Final = 2.0
 """
 
 _COME_BACK_S: Final = 0.25
-"""How long nodes have to come back to a scheduler that was restarted before it looks whether they are there. Who
-needs longer loses nothing, as long as its process listens."""
+"""How long nodes have to come back to a scheduler that was restarted before it looks whether they are there.
+Who needs longer loses nothing, as long as its process listens."""
 
 
 class Job:
@@ -657,7 +657,7 @@ class Job:
 
     def _ask_for_missing(self, now: float) -> None:
         """Ask about members that have not come back to this process. Their connections ended with the one
-        before, so a process that has died meanwhile leaves no other sign here before its heartbeats are overdue.
+        before, so one that has died meanwhile leaves no other sign here before its heartbeats are overdue.
         """
         if self._to_come and now >= self._come_by:
             missing = sorted(self._to_come.intersection(self.members.present))
