@@ -226,7 +226,7 @@ class ChurnJob:
             if (
                 member.restart_at is not None
                 and now >= member.restart_at
-                and member.process.poll() is not None
+                and member.ended  # all that it has said is read
             ):
                 for pipe in (member.process.stdin, member.process.stdout):
                     if pipe is not None:

@@ -74,8 +74,8 @@ class Work:
         found, expected = found[part], self.contribution(name, weight)[part]
         if name != END and not np.array_equal(found, expected):
             raise WrongSum(
-                f"{what}, elements {part.start} to {part.stop}: {found[:3]}…, expected {expected[:3]}… of ranks "
-                f"whose weight is {weight:#x}"
+                f"{what}, elements {part.start} to {part.stop}: {found[:3]}…, expected {expected[:3]}… of "
+                f"ranks whose weight is {weight:#x}"
             )
 
     def ranks_in(self, results: Mapping[str, Numbers]) -> list[int]:
