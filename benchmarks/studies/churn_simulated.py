@@ -14,6 +14,7 @@ rank hangs.
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import math
 import statistics
@@ -107,7 +108,7 @@ class SimulatedChurn:
     nodes: int
     seed: int
     start_s: float = _START_S
-    settings: dict[str, object] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     faults: list[_Fault] = field(default_factory=list)
     _cluster: Any = None
     _checks: Any = None
@@ -155,7 +156,7 @@ class SimulatedChurn:
         cluster.at(begin, self._look)
         for fault, after in zip(planned, [*planned[1:], None], strict=True):
             until = begin + (duration_s if after is None else after.at)
-            cluster.at(begin + fault.at, lambda fault=fault, until=until: self._try(fault, until))
+            cluster.at(begin + fault.at, functools.partial(self._try, fault, until))
         cluster.run_for(duration_s)
         end, steps = cluster.now, len(self._checks.completed) - first
         spans = self._spans(end)
