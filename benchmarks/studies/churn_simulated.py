@@ -321,11 +321,10 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO if options.verbose else logging.CRITICAL)
     console, code = Console(), 0
     for seed in options.seeds:
-        churn = SimulatedChurn(
-            options.nodes,
-            seed,
-            settings={"wait_timeout_s": options.wait_timeout} if options.wait_timeout else {},
-        )
+        settings: dict[str, Any] = {"heartbeat_timeout_s": options.heartbeat_timeout}
+        if options.wait_timeout is not None:
+            settings["wait_timeout_s"] = options.wait_timeout
+        churn = SimulatedChurn(options.nodes, seed, settings=settings)
         faults = plan_faults(seed, options.faults, options.every, options.seconds)
         try:
             result = churn.run(faults, options.seconds)
@@ -371,7 +370,8 @@ def _options() -> argparse.Namespace:
     add("--seconds", type=seconds, default=60.0, metavar="S", help="of faults; default 60")
     add("--every", type=seconds, default=1.0, metavar="S", help="mean time between faults; default 1")
     add("--faults", type=_kinds, default=list(KINDS), metavar="KIND,...", help="default: all")
-    add("--wait-timeout", type=seconds, metavar="S", help="NETSTORM_WAIT_TIMEOUT")
+    add("--heartbeat-timeout", type=seconds, default=3.0, metavar="S", help="default 3")
+    add("--wait-timeout", type=seconds, metavar="S", help="go on without a rank that is stopped for so long")
     add("--verbose", action="store_true", help="the longest times without a step, and what processes log")
     return parser.parse_args()
 
