@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -12,8 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from harness.faults import KINDS
 from systems.base import BENCHMARKS, environment
 
 __all__ = ["ChurnJob", "Member"]
@@ -32,6 +34,8 @@ class Member:
 
     rank: int
     process: subprocess.Popen[bytes]
+    """Under torchrun its agent, which all ranks share."""
+    pid: int
     log: Path
     started_at: float
     """When the present process was started, on the monotonic clock, as all times here."""
@@ -60,8 +64,13 @@ class ChurnJob:
     Attributes:
         steps: the last step that any rank has completed.
         errors: what must not happen, in words.
-        returns: from a process's start until its values are in a step, in s.
+        comings: when a process was started, and when its values were in a step, of each.
     """
+
+    kinds: ClassVar[Sequence[str]] = tuple(KINDS)
+    """The kinds of fault that it can have."""
+    may_skip: ClassVar[bool] = False
+    """Whether a rank may go on with a later step than the next one."""
 
     nodes: int
     folder: Path
@@ -70,16 +79,21 @@ class ChurnJob:
     """Makes a command run beside a rank."""
     hosts: Sequence[str] = ()
     members: dict[int, Member] = field(default_factory=dict)
+    worker: str = "churn.py"
     scheduler: subprocess.Popen[bytes] | None = None
     steps: int = 0
     errors: list[str] = field(default_factory=list)
-    returns: list[float] = field(default_factory=list)
+    comings: list[tuple[float, float]] = field(default_factory=list)
     removed: int = 0
     _states: dict[int, dict[tuple[int, int], set[tuple[int, int]]]] = field(default_factory=dict)
     """By step, and by the checksum of the state after it and the ranks in it: ranks that say so, and their
     processes."""
     _last_steps: dict[tuple[int, int], int] = field(default_factory=dict)
     """By rank and process that was killed, or heard that it was out of the job: its last step."""
+    _completed_at: dict[int, float] = field(default_factory=dict)
+    """By step: when the first rank had completed it."""
+    _log_before: int = 0
+    """Length of the scheduler's log when its present process was started."""
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     # -------------------------------------------------------------------------------------------- processes
@@ -87,6 +101,7 @@ class ChurnJob:
     def start_scheduler(self) -> None:
         """Start a scheduler, or start it again: it goes on with its log."""
         with (self.folder / "scheduler.log").open("ab") as log:
+            self._log_before = log.tell()
             self.scheduler = subprocess.Popen(
                 self.command(
                     0, [sys.executable, "-m", "netstorm", "scheduler", "--state", str(self.folder / "state")]
@@ -98,18 +113,28 @@ class ChurnJob:
                 start_new_session=True,
             )
 
+    def scheduler_ready(self) -> bool:
+        """Whether the scheduler that was started last has said that it goes on."""
+        assert self.scheduler is not None
+        if self.scheduler.returncode is not None:
+            return False
+        with (self.folder / "scheduler.log").open("rb") as log:
+            log.seek(self._log_before)
+            return b"goes on" in log.read()
+
+    def completed_at(self) -> list[float]:
+        """Return when each step was completed by a rank for the first time, in order."""
+        return sorted(self._completed_at.values())
+
     def start(self, rank: int, now: float) -> None:
         """Start a rank, or start it again."""
         path = self.folder / f"rank{rank}.log"
         with path.open("ab") as log:
             process = subprocess.Popen(
-                self.command(rank, [sys.executable, str(BENCHMARKS / "workers" / "churn.py")]),
+                self.command(rank, [sys.executable, str(BENCHMARKS / "workers" / self.worker)]),
                 env=environment(
-                    DMLC_ROLE="worker",
-                    DMLC_NODE_HOST=self._host(rank),
-                    NETSTORM_RANK=str(rank),
                     PYTHONPATH=os.pathsep.join((str(BENCHMARKS), str(BENCHMARKS.parent))),
-                    **self.variables,
+                    **self.variables_of(rank),
                 ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -118,9 +143,18 @@ class ChurnJob:
             )
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
-        member = Member(rank, process, path, now)
+        member = Member(rank, process, process.pid, path, now)
         self.members[rank] = member
         self._selector.register(process.stdout, selectors.EVENT_READ, member)
+
+    def variables_of(self, rank: int) -> Mapping[str, str]:
+        """Return the environment of a rank's process."""
+        return {
+            "DMLC_ROLE": "worker",
+            "DMLC_NODE_HOST": self._host(rank),
+            "NETSTORM_RANK": str(rank),
+            **self.variables,
+        }
 
     def tell(self, rank: int, command: str) -> None:
         """Give a rank a command."""
@@ -139,10 +173,12 @@ class ChurnJob:
         member.process.kill()
 
     def send(self, rank: int, number: signal.Signals) -> None:
-        """Send a rank SIGSTOP or SIGCONT."""
+        """Send a rank SIGSTOP, SIGCONT, or SIGUSR1: it logs where its threads are."""
         member = self.members[rank]
-        member.stopped = number == signal.SIGSTOP
-        member.process.send_signal(number)
+        if number != signal.SIGUSR1:
+            member.stopped = number == signal.SIGSTOP
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.pid, number)
 
     def kill_scheduler(self) -> None:
         """Kill the scheduler."""
@@ -161,6 +197,8 @@ class ChurnJob:
         if self.scheduler is not None:
             self.scheduler.kill()
             self.scheduler.wait()
+            if self.scheduler.stdin is not None:
+                self.scheduler.stdin.close()
         self._selector.close()
 
     def _host(self, rank: int) -> str:
@@ -188,7 +226,7 @@ class ChurnJob:
             if (
                 member.restart_at is not None
                 and now >= member.restart_at
-                and member.process.poll() is not None
+                and member.ended  # all that it has said is read
             ):
                 for pipe in (member.process.stdin, member.process.stdout):
                     if pipe is not None:
@@ -207,14 +245,15 @@ class ChurnJob:
             self._completed(member, words["step"], words["state"], words["ranks"], words["at"])
 
     def _completed(self, member: Member, step: int, state: int, ranks: int, at: float) -> None:
-        if 0 <= member.step != step - 1:
+        if 0 <= member.step != step - 1 and not self.may_skip:
             self.errors.append(f"rank {member.rank} completes step {step} after step {member.step}")
         member.step, member.completed_at = step, at
         contributes = bool(ranks >> member.rank & 1)
         if contributes and not member.contributes:
-            self.returns.append(at - member.started_at)
+            self.comings.append((member.started_at, at))
         member.contributes = contributes
         self.steps = max(self.steps, step)
+        self._completed_at[step] = min(at, self._completed_at.get(step, at))
         said = self._states.setdefault(step, {})
         said.setdefault((state, ranks), set()).add((member.rank, member.process.pid))
         if len(self._states) > _KEPT_STEPS:

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import concurrent.futures
 import faulthandler
-import json
+import importlib
 import os
 import queue
 import random
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from harness.churn_work import Numbers, Work, WrongSum, say, weight_of
 from harness.lifeline import commands_from_stdin
 from netstorm.errors import NetStormError, NodeRemoved
 from netstorm.kvstore.forms import Key
@@ -37,12 +36,8 @@ from netstorm.settings import Settings
 REMOVED: Final = 3
 """Exit code of a node that has heard that it is out of the job."""
 
-_SIZES: Final = {"small": 100, "medium": 20_000, "large": 100_000}
-_END: Final = "end"
 _LONGEST_S: Final = 120.0
 """For a step or a fetch; a hang is found by the parent sooner."""
-
-Numbers = npt.NDArray[np.int64]
 
 
 class Worker:
@@ -50,22 +45,19 @@ class Worker:
 
     def __init__(self, runtime: Runtime, commands: queue.SimpleQueue[str | None]) -> None:
         namespace = runtime.open_namespace()
-        sizes = {**_SIZES, _END: 1}
+        self._work: Final = Work(runtime.rank)
         self._runtime: Final = runtime
         self._commands: Final = commands
         self._keys: Final = {
-            name: runtime.register(namespace, name, (size,), "int64") for name, size in sizes.items()
+            name: runtime.register(namespace, name, (size,), "int64")
+            for name, size in self._work.sizes.items()
         }
-        self._base: Final = {name: np.arange(size, dtype=np.int64) % 1009 for name, size in sizes.items()}
-        self._state: Final = {name: np.zeros(size, np.int64) for name, size in sizes.items()}
-        self._step = 0
-        self._ends = False
 
     def run(self) -> None:
         """Take steps until one in which a rank asks for the end."""
         if self._runtime.node.needs_state:
             self._fetch()
-        say(event="begins", step=self._step)
+        say(event="begins", step=self._work.step)
         while not self._take_step():
             pass
         self._offer(last=True)
@@ -84,7 +76,7 @@ class Worker:
                 Operation(
                     key=key,
                     round=key.take_round(),
-                    source=self._contribution(name, 1 << 2 * self._runtime.rank),
+                    source=self._work.contribution(name),
                     destination=np.empty(key.elements, np.int64),
                     done=ended.put,
                 )
@@ -95,27 +87,12 @@ class Worker:
             if error is not None:
                 raise error
         contributors = -1
-        over = False
-        result: Numbers
-        for name, operation in zip(self._state, operations, strict=True):
+        results: dict[str, Numbers] = {}
+        for name, operation in zip(self._keys, operations, strict=True):
             contributors &= self._check(name, operation)
             assert operation.destination is not None
-            result = operation.destination
-            over = over or (name == _END and bool(result[0]))
-            self._state[name] *= 31
-            self._state[name] += result
-        self._step += 1
-        states = checksum(b"".join(state.tobytes() for state in self._state.values()))
-        say(step=self._step, state=states, ranks=contributors, at=time.monotonic())
-        return over
-
-    def _contribution(self, name: str, weight: int) -> Numbers:
-        """Return what a rank with this weight contributes; ranks' weights are powers of four, so a sum shows
-        how often each of them is in it.
-        """
-        if name == _END:
-            return np.array([weight if self._ends else 0], np.int64)
-        return (self._base[name] + self._step * 1_000_003) * weight
+            results[name] = operation.destination
+        return self._work.complete(results, contributors)
 
     def _check(self, name: str, operation: Operation) -> int:
         """Check each chunk against the contributors that it names; return those that are in all."""
@@ -124,15 +101,11 @@ class Worker:
         assert found is not None
         in_all, named = -1, 0
         for ranks, chunks in operation.contributors.items():
-            expected = self._contribution(name, sum(1 << 2 * rank for rank in ranks_in(ranks)))
+            weight = weight_of(ranks_in(ranks))
             for chunk in ranks_in(chunks):
                 begin, end = key.layout.bounds[chunk]
                 named += end - begin
-                if name != _END and not np.array_equal(found[begin:end], expected[begin:end]):
-                    raise WrongSum(
-                        f"{operation}, elements {begin} to {end}: {found[begin : begin + 3]}…, expected "
-                        f"{expected[begin : begin + 3]}… of ranks {sorted(ranks_in(ranks))}"
-                    )
+                self._work.check(name, found, weight, slice(begin, end), operation)
             in_all &= ranks
         if named != key.elements:
             raise WrongSum(f"{operation}: contributors of {named} of {key.elements} elements are named")
@@ -142,7 +115,7 @@ class Worker:
         while not self._commands.empty():
             command = self._commands.get()
             if command in ("end", None):
-                self._ends = True
+                self._work.ends = True
             elif command == "cut":
                 cut_a_connection()
 
@@ -162,26 +135,22 @@ class Worker:
 
     def _take(self, snapshot: StateSnapshot) -> None:
         values = msgspec.msgpack.decode(bytes(snapshot.content), type=dict[str, bytes])
-        self._step = snapshot.step
+        self._work.step = snapshot.step
         for name, key in self._keys.items():
-            self._state[name][:] = np.frombuffer(values[name], np.int64)
+            self._work.state[name][:] = np.frombuffer(values[name], np.int64)
             key.begin_at(snapshot.step)
 
     def _offer(self, *, last: bool) -> None:
-        content = msgspec.msgpack.encode({name: state.tobytes() for name, state in self._state.items()})
+        content = msgspec.msgpack.encode({name: state.tobytes() for name, state in self._work.state.items()})
         keys: list[Key] = [key for key in self._keys.values() if key.identity >= 0]
         snapshot = StateSnapshot(
-            step=self._step,
+            step=self._work.step,
             content=content,
             crc=checksum(content),
-            rounds={key.identity: self._step for key in keys},
+            rounds={key.identity: self._work.step for key in keys},
             requests=None if last else self._runtime.node.live.state_requests,
         )
         self._runtime.post(lambda node, now: node.offer_state(snapshot, now))
-
-
-class WrongSum(Exception):
-    """A result is not the sum of those whom it names."""
 
 
 def cut_a_connection() -> None:
@@ -209,16 +178,12 @@ def cut_a_connection() -> None:
         connection.close()
 
 
-def say(**values: Any) -> None:
-    """Tell the parent."""
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
-
-
 def main() -> int:
     """Run, and return the exit code."""
     faulthandler.register(signal.SIGUSR1)
     commands = commands_from_stdin()
+    for name in os.environ.get("BENCHMARK_IMPORTS", "").split():
+        importlib.import_module(name)
     settings = Settings.from_environment()
     configure_logging(settings)
     runtime: Runtime | None = None

@@ -36,6 +36,7 @@ from netstorm.pslite.machine import (
     Call,
     Charge,
     Connect,
+    Disconnect,
     ForwardedBytes,
     Inquire,
     NotYet,
@@ -988,12 +989,13 @@ class Transmitter:
 
     def __init__(self):
         self.opened = []
+        self.closed = []
 
     def open(self, connection, host, port):
         self.opened.append((connection, host, port))
 
     def close(self, connection):
-        pass
+        self.closed.append(connection)
 
 
 def test_a_process_that_ends_may_close_its_sockets_one_after_the_other():
@@ -1025,6 +1027,24 @@ def test_an_address_at_which_whoever_connects_is_cut_off_is_not_tried_for_ever()
         endpoint.flush(van, world.now)
         assert len(van.opened) == trials
         endpoint.handle(Broken(van.opened[-1][0], "reset"), world.now)
+
+
+def test_a_peer_of_the_process_before_a_restart_is_asked_about_until_it_is_given_up():
+    world, _, there = connected()
+    van: Any = Transmitter()
+    watcher = Watcher()
+    endpoint: Any = there.endpoint
+    endpoint.watched = WatchedConnections(watcher)
+    for peer in (Peer(8), Peer(9)):
+        endpoint.inquire(Inquire(peer=peer, host=f"there{peer}", port=9), world.now)
+    endpoint.flush(van, world.now)
+    assert [host for _, host, _ in van.opened] == ["there8", "there9"]
+    endpoint.handle(Broken(van.opened[0][0], "connection refused", refused=True), world.now)
+    assert watcher.heard == [(Peer(8), "connection refused", world.now, True)]
+    assert van.closed == []
+    endpoint.disconnect(Disconnect(peer=Peer(9)), world.now)
+    endpoint.flush(van, world.now)
+    assert van.closed == [van.opened[1][0]], "nobody waits for it any more"
 
 
 # ---------------------------------------- the time of a process stands still while the process does not run
