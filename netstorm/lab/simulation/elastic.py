@@ -585,10 +585,9 @@ class ResultChecks:
             first = math.inf
         if operation.round > first + operation.key.rounds_under_way and not all(own):
             raise WrongResult(f"{where} is without this rank, which has contributed to round {first}")
+        # Before it has caught up, the process that had the place before may be in a sum.
         after = self._begins.get((id(node), key), 0) + 2 * operation.key.rounds_under_way
-        if (
-            any(own) and operation.round >= after
-        ):  # before, the process that had the place before may be in it
+        if any(own) and operation.round >= after and node.machine.live.contributes:
             self._since[node.rank, key] = node, min(first, operation.round)
 
     def same(self, node: SimulatedNode, what: tuple[object, ...], content: bytes) -> None:
