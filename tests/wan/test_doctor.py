@@ -39,6 +39,8 @@ FEW_FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 2
 UNAME26 = "import ctypes, platform; platform._uname_cache = None; ctypes.CDLL(None).personality(0x20000)\n"
 CONTROLS = "/proc/sys/net/ipv4/tcp_congestion_control"
 AVAILABLE = "/proc/sys/net/ipv4/tcp_available_congestion_control"
+NO_CHOICE = (("NETSTORM_CONGESTION", "system"),)
+"""Root may choose bbr, whatever those files say."""
 RUN = "import sys; sys.argv[:2] = ['netstorm']; from netstorm.cli.main import app; app()"
 MEMORY = (
     "MemTotal: 4000000 kB\nMemFree: 90000 kB\nMemAvailable: 100000 kB\nBuffers: 1 kB\nCached: 1 kB\n"
@@ -150,9 +152,15 @@ ALONE = [
         "1",
         "bbr",
         "bbr is not loaded; the kernel has reno cubic",
-        Host(files=((CONTROLS, "cubic\n"), (AVAILABLE, "reno cubic\n"))),
+        Host(files=((CONTROLS, "cubic\n"), (AVAILABLE, "reno cubic\n")), variables=NO_CHOICE),
     ),
-    Alone("bbr not in use", "7", "bbr", "connections use cubic", Host(files=((CONTROLS, "cubic\n"),))),
+    Alone(
+        "bbr not in use",
+        "7",
+        "bbr",
+        "connections use cubic",
+        Host(files=((CONTROLS, "cubic\n"),), variables=NO_CHOICE),
+    ),
     Alone("an old kernel", "1", "kernel", "Linux 2.6", Host(patch=UNAME26)),
     # ------------------------------------------------------------------------------------------------ limits
     Alone("few open files", "1", "open files", "ulimit -Hn is 200", Host(patch=FEW_FILES)),
