@@ -109,6 +109,17 @@ def test_a_scheduler_with_a_log_is_reconnected_to_and_gets_a_resume():
     assert session.try_reconnect(resume, math.inf) is None
 
 
+def test_what_a_node_says_once_is_said_again_to_a_scheduler_that_is_back():
+    driven = Session()
+    session = driven.join(resume_s=60.0)
+    said = [m.CaughtUp(), m.Heartbeat(), m.ReplicaDigest(key=1, round=2, digest=3)]
+    undelivered = [Send(peer=Peer(-1), message=message) for message in said]
+    assert session.connection_lost("broken pipe", undelivered, 10.0) is None
+    driven.outbox.take()
+    session.resumed(11.0)
+    assert [send.message for send in driven.outbox.take() if isinstance(send, Send)] == [said[0], said[2]]
+
+
 def test_an_outage_that_lasts_too_long_is_an_error_and_so_is_a_refusal_of_the_rank():
     session = Session().join(resume_s=30.0)
     assert session.connection_lost("broken pipe", (), 10.0) is None
