@@ -77,7 +77,15 @@ from netstorm.pslite.session_table import (
     PendingHellos,
     SessionTable,
 )
-from netstorm.pslite.van import Broken, Connection, PayloadMemory, Received, Transmitter, VanEvent
+from netstorm.pslite.van import (
+    Broken,
+    Connection,
+    PayloadMemory,
+    Received,
+    Transmitter,
+    VanEvent,
+    Widened,
+)
 
 __all__ = ["Endpoint", "LoggedEndpoint", "Stack", "Timers", "WatchedConnections"]
 
@@ -303,11 +311,11 @@ class Endpoint:
         """Process an event of the van; return whether the machine may have heard of it. Nothing that a peer
         sends raises an exception.
         """
-        if isinstance(event, Broken):
-            self._broken(event, now)
+        if not isinstance(event, Received):
+            self._changed(event, now)
             return True
-        frames = event.frames
         session = self._sessions.by_connection.get(event.connection)
+        frames = event.frames
         try:
             if len(frames[0]) > SMALL:
                 check_size(frames[0], None if session is None else session.peer, self.process.rank)
@@ -346,6 +354,13 @@ class Endpoint:
             reason = "frame" if isinstance(error, FrameError) else "protocol"
             self._drop(reason, event.connection, str(error), now)
         return True
+
+    def _changed(self, event: Broken | Widened, now: float) -> None:
+        """Note the state of a connection."""
+        if isinstance(event, Broken):
+            self._broken(event, now)
+        elif event.connection in self._sessions.by_connection:
+            self._sessions.by_connection[event.connection].widened(event.streams)
 
     def _broken(self, event: Broken, now: float) -> None:
         self._reserved.discard(event.connection)

@@ -471,6 +471,7 @@ def _new_van(settings: Settings, counters: Counters, credentials: Credentials | 
         dscp=dscp,
         credentials=credentials,
         prefers_bbr=settings.congestion == "auto",
+        streams=settings.streams,
     )
 
 

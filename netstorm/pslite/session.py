@@ -23,7 +23,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Peer, encode_body, seal
 from netstorm.protocol.messages import Message
 from netstorm.pslite.machine import OF_MESSAGE, Charge, WaitingBytes
-from netstorm.pslite.sending import SendingHalf, SendQueueItem, Window
+from netstorm.pslite.sending import NOWHERE, Mark, SendingHalf, SendQueueItem, Window
 from netstorm.pslite.van import Connection, PayloadMemory, Transmitter
 
 __all__ = [
@@ -289,7 +289,7 @@ class Session(ABC):
         """
         if isinstance(message, m.Ack):
             sending = self.sending
-            mark = self._queries.mark_of(message.query) if message.query else 0
+            mark = self._queries.mark_of(message.query) if message.query else NOWHERE
             if sending.acknowledge(message.received, message.beyond, now, mark=mark):
                 self._queries.progress(now, expecting=bool(sending.unacknowledged))
         elif isinstance(message, m.Nack):
@@ -343,6 +343,10 @@ class Session(ABC):
                 if not self.receiving.has(sequence):
                     self.request_again(sequence)
                 room -= nbytes
+
+    def widened(self, streams: int) -> None:
+        """Use more streams of the present connection."""
+        self.sending.window.widen(streams)
 
     def broken(self, reason: str, now: float) -> None:
         """Note that the present connection is gone."""
@@ -399,10 +403,12 @@ class Session(ABC):
         if self.state is not SessionState.UP and self.state is not SessionState.CLOSING:
             return
         if self._control or self._datagrams:
-            bodies = [encode_body(message) for message in self._control] + self._datagrams
+            stream = self._queries.stream
+            bodies = [(encode_body(one), stream if isinstance(one, m.Query) else 0) for one in self._control]
+            bodies += [(body, 0) for body in self._datagrams]
             self._control, self._datagrams = [], []
-            for body in bodies:
-                if not self._transmit(van, body, None, now):
+            for body, stream in bodies:
+                if not self._transmit(van, body, None, now, stream):
                     return
         if self.acknowledge and now >= self._acknowledge_at:
             self.acknowledge = False
@@ -439,13 +445,15 @@ class Session(ABC):
         self.state = following
         self._since = now
 
-    def _transmit(self, van: Transmitter, body: bytes, message: SendQueueItem | None, now: float) -> bool:
+    def _transmit(
+        self, van: Transmitter, body: bytes, message: SendQueueItem | None, now: float, stream: int = 0
+    ) -> bool:
         assert self.connection is not None
         stamp = self._context.stamp()
         counters = self.counters
         if message is None:
             header = seal(body, sequence=0, sent_at=stamp, payload_crc=None)
-            taken = van.transmit(self.connection, header, None)
+            taken = van.transmit(self.connection, header, None, stream)
             size = len(header)
         else:
             again = message.transmissions > 1
@@ -459,7 +467,7 @@ class Session(ABC):
                 resent=again,
                 contended=message.payload is not None and self._context.contended(self.peer),
             )
-            taken = van.transmit(self.connection, header, message.payload)
+            taken = van.transmit(self.connection, header, message.payload, message.stream)
             size = len(header) + message.size - len(body)
             if again and taken:
                 counters.messages_resent += 1
@@ -480,7 +488,8 @@ class Session(ABC):
             self._unanswered(f"no answer for {silence:.1f} s", now)
             return
         if self._queries.query_due(now):
-            self._control.append(m.Query(number=self._queries.query_sent(self.sending.mark(), now)))
+            mark = self.sending.mark(self._queries.sent)
+            self._control.append(m.Query(number=self._queries.query_sent(mark, now)))
 
     def _may_wait(self, silence_s: float, now: float) -> bool:
         """Return whether a peer may be silent for even longer: the kernel of its machine acknowledges, and it
@@ -860,7 +869,7 @@ class QueryTimer:
     def stop(self) -> None:
         """Reset: there is no connection."""
         self.sent = 0
-        self._mark = 0
+        self._mark = NOWHERE
         self._sent_at = -math.inf
         self._unanswered_since = self._next_at = math.inf
         self._excused_at = -math.inf
@@ -881,8 +890,13 @@ class QueryTimer:
         """Return whether it is time for a query."""
         return now >= self._next_at
 
-    def query_sent(self, mark: int, now: float) -> int:
-        """Note a query that is sent after everything before `mark`; return its number."""
+    @property
+    def stream(self) -> int:
+        """Over which the last query is sent."""
+        return self._mark.stream
+
+    def query_sent(self, mark: Mark, now: float) -> int:
+        """Note a query that is sent after everything before `mark` on its stream; return its number."""
         self.sent += 1
         self._mark = mark
         self._sent_at = now
@@ -905,15 +919,16 @@ class QueryTimer:
         """Wait for an answer for as long again: the peer is only busy."""
         self._excused_at = now
 
-    def mark_of(self, query: int) -> int:
-        """Return the mark of the query that an acknowledgement answers; 0 if a later query is still open.
+    def mark_of(self, query: int) -> Mark:
+        """Return the mark of the query that an acknowledgement answers; `NOWHERE` if a later query is still
+        open.
 
         Raises:
             ProtocolViolation: there was no such query.
         """
         if query > self.sent:
             raise ProtocolViolation(f"answers query {query}, and {self.sent} were sent")
-        return self._mark if query and query == self.sent else 0
+        return self._mark if query and query == self.sent else NOWHERE
 
     def _pause(self) -> float:
         return max(self._limits.query_after_s, 4 * self._window.smooth_rtt_s)

@@ -756,6 +756,14 @@ class TimeoutSettings:
         "TCP's congestion control on connections to other machines; auto: bbr, if the kernel lets this "
         "process choose it; system: the system's",
     )
+    streams: int = setting(
+        "NETSTORM_STREAMS",
+        whole(1, 8),
+        4,
+        "",
+        "most TCP streams of a connection to another machine: it has one, and these once it has lost packets "
+        "under another congestion control than bbr",
+    )
     shared_memory: bool = setting(
         "NETSTORM_SHARED_MEMORY",
         switch(),

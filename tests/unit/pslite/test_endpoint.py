@@ -452,7 +452,7 @@ def test_never_more_than_the_window_is_in_flight(monkeypatch):
     assert isinstance(here.van, WatchedVan)
     received, transmit, sent, in_flight = here.van.received, here.van.transmit, set(), []
 
-    def note(connection, header, payload):
+    def note(connection, header, payload, stream):
         sent.add(open_frames(header, 1 if payload is None else 2).sequence)
         acknowledged = [
             message.received
@@ -460,7 +460,7 @@ def test_never_more_than_the_window_is_in_flight(monkeypatch):
             if isinstance(message := open_frames(event.frames[0], len(event.frames)).message, m.Ack)
         ]
         in_flight.append(len([one for one in sent if one > max(acknowledged, default=0)]))
-        return transmit(connection, header, payload)
+        return transmit(connection, header, payload, stream)
 
     monkeypatch.setattr(here.van, "transmit", note)
     for number in range(50):
@@ -610,7 +610,7 @@ def test_a_process_of_another_protocol_version_is_refused_in_that_version_so_tha
     for greeting in (other, seal(encode_body(m.Query()), sequence=0, sent_at=0, payload_crc=None, version=7)):
         there.endpoint.handle(Received(STRANGER, (greeting,)), world.now)
     sent = []
-    monkeypatch.setattr(there.van, "transmit", lambda _, header, __: sent.append(header))
+    monkeypatch.setattr(there.van, "transmit", lambda _, header, *__: sent.append(header))
     there.endpoint.flush(there.van, world.now)
     [answer] = sent  # to the Hello alone
     assert answer[2] == 7
