@@ -60,12 +60,16 @@ class TestZmqVan(VanConformance):
     pass
 
 
+@pytest.fixture
+def credentials(tmp_path):
+    node = NodeKey.create(tmp_path / "node.key", "node")
+    (tmp_path / "allow").write_text(node.line)
+    return Credentials.of_process(JobKey.fresh(), node, tmp_path / "allow")
+
+
 class TestEncryptedZmqVan(VanConformance):
     @pytest.fixture
-    def world(self, tmp_path):
-        node = NodeKey.create(tmp_path / "node.key", "node")
-        (tmp_path / "allow").write_text(node.line)
-        credentials = Credentials.of_process(JobKey.fresh(), node, tmp_path / "allow")
+    def world(self, credentials):
         world = ProxiedWorld(lambda: ZmqVan(credentials=credentials))
         yield world
         world.close()
@@ -87,7 +91,7 @@ class WidenedVan(ZmqVan):
 
 class TestDeliveryOverStreams(DeliveryConformance):
     @pytest.fixture
-    def world(self):
-        world = ProxiedWorld(make_van=lambda: WidenedVan(streams=3))
+    def world(self, credentials):
+        world = ProxiedWorld(lambda: WidenedVan(streams=3, credentials=credentials))
         yield world
         world.close()
