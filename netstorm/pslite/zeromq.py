@@ -335,7 +335,7 @@ class ZmqVan:
     def progress(self, connection: Connection) -> TcpProgress | None:
         """Return how much a connection that was opened here has delivered; None: unknown."""
         link = self._links.get(connection)
-        if link is None or not link.up or self.memory.shares(connection):
+        if link is None or self.memory.shares(connection):
             return None  # the kernel delivers references alone
         return progress_of(link.descriptor)
 
