@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -146,6 +147,7 @@ def play(port: int, ranks: range, options: argparse.Namespace, *, asks: float) -
     """
     nodes, links, seconds = options.nodes, options.links, options.seconds
     network, draw = generate("mesh", nodes, 1), random.Random(ranks.start)
+    gc.freeze()  # a collection of all those links would take .2 s, and count as an answer's time
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 4096)
     members = [Member(context, port, rank, nodes) for rank in ranks]
