@@ -255,8 +255,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 for process in (processes[0], processes[2]) if options.first else ():
                     _favour(process.pid)
                 workers = watched.children()
-                for other in (*workers, processes[1]) if options.first else ():
-                    Path(f"/proc/{other.pid}/autogroup").write_text("-10", encoding="ascii")
+                others = [*(worker.pid for worker in workers), processes[1].pid]
+                for pid in others if options.first else ():
+                    Path(f"/proc/{pid}/autogroup").write_text("-10", encoding="ascii")
                 used = sum(worker.cpu_times().user + worker.cpu_times().system for worker in workers)
                 forming.append((time.monotonic(), used))
         times, rss = watched.cpu_times(), watched.memory_info().rss
