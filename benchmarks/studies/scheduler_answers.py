@@ -257,7 +257,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 workers = watched.children()
                 others = [*(worker.pid for worker in workers), processes[1].pid]
                 for pid in others if options.first else ():
-                    Path(f"/proc/{pid}/autogroup").write_text("-10", encoding="ascii")
+                    with contextlib.suppress(OSError):  # it has just ended
+                        Path(f"/proc/{pid}/autogroup").write_text("-10", encoding="ascii")
                 used = sum(worker.cpu_times().user + worker.cpu_times().system for worker in workers)
                 forming.append((time.monotonic(), used))
         times, rss = watched.cpu_times(), watched.memory_info().rss
