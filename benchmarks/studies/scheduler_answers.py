@@ -272,6 +272,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         ended = time.monotonic()
     finally:
         for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for worker in psutil.Process(process.pid).children():  # else it goes on with what it forms
+                    worker.kill()
             process.kill()
             process.wait()
     begun = ended - options.seconds
