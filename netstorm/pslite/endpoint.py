@@ -68,6 +68,7 @@ from netstorm.pslite.machine import (
     Send,
     TakeBack,
 )
+from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.sending import HostTraffic, SendQueueItem
 from netstorm.pslite.session import AcceptedSession, Limits, OpenedSession, Session, SessionState
 from netstorm.pslite.session_table import (
@@ -134,6 +135,7 @@ class Endpoint:
         rng: random.Random | None = None,
         tokens: random.Random | None = None,
         acknowledges: Callable[[Connection], bool] = lambda _: False,
+        progress: Callable[[Connection], TcpProgress | None] = lambda _: None,
         counters: Counters | None = None,
         trace: Trace | None = None,
         traffic: HostTraffic | None = None,
@@ -155,6 +157,7 @@ class Endpoint:
             rng: numbers sessions and spreads attempts to connect.
             tokens: the numbers by which peers know a session again; nobody else may guess them, but in tests.
             acknowledges: whether the kernel at the other end of a connection acknowledges what is sent to it.
+            progress: what the kernel knows of a connection that was opened here.
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
             traffic: what this job and others on its host tell each other; None: the job has no priority.
@@ -185,6 +188,7 @@ class Endpoint:
             tokens=tokens or random.Random(f"tokens {incarnation}"),
             stamp=stamp,
             acknowledges=acknowledges,
+            progress=progress,
             may_be_busy=self.watched.may_be_busy,
             trace=trace,
             traffic=traffic,

@@ -438,6 +438,7 @@ def start_driver(
             rng=random.Random(incarnation),
             tokens=random.SystemRandom(),
             acknowledges=van.acknowledges,
+            progress=van.progress,
             counters=counters,
             trace=trace,
             traffic=traffic,

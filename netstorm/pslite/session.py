@@ -23,6 +23,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Peer, encode_body, seal
 from netstorm.protocol.messages import Message
 from netstorm.pslite.machine import OF_MESSAGE, Charge, WaitingBytes
+from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.sending import NOWHERE, Mark, SendingHalf, SendQueueItem, Window
 from netstorm.pslite.van import Connection, PayloadMemory, Transmitter
 
@@ -118,6 +119,10 @@ _LITTLE: Final = 65_536
 _FEW: Final = 64
 """Bytes and messages whose acknowledgement may wait: a small part of any window, and of no use to measure."""
 
+_CONNECTING_TRIPS: Final = 8
+"""Round trips that a connection may take until its Welcome, if that is more than `Limits.handshake_s`: one of
+TCP, two of ZeroMQ's handshake, one more with keys, and one of the Hello; and its way may fill meanwhile."""
+
 _MOST_REFUSED: Final = 16_384
 """Messages without room whose numbers are kept: a correct sender has fewer under way (`SendingHalf`)."""
 
@@ -176,6 +181,9 @@ class SessionContext(Protocol):
 
     def acknowledges(self, connection: Connection) -> bool:
         """Return whether the kernel at the other end of a connection acknowledges what is sent."""
+
+    def progress(self, connection: Connection) -> TcpProgress | None:
+        """Return what the kernel knows of a connection that was opened here, even before it is up."""
 
     def may_be_busy(self, peer: Peer, now: float) -> bool:
         """Return whether a peer that does not answer, and whose kernel acknowledges, may just be busy."""
@@ -584,6 +592,8 @@ class OpenedSession(Session):
         self._retry_at = math.inf
         self._failures = 0
         self._attempted_at = 0.0
+        self._far_s = 0.0
+        """How long the present attempt may take, since the peer is so far away; 0: as long as others."""
         self._token: int | None = None
         """The peer's number of this session; None: it has not answered yet."""
         self._reachable_at = -math.inf
@@ -640,6 +650,8 @@ class OpenedSession(Session):
         """Do what is due."""
         super().tick(now)
         if self.state is SessionState.CONNECTING:
+            if now >= self._due_without_connection():
+                self._allow_for_distance()
             overdue = now >= self._link_deadline()
             if (overdue or now >= self._handshake_deadline()) and self._may_wait(now - self._since, now):
                 self._reachable_at = now
@@ -678,15 +690,25 @@ class OpenedSession(Session):
 
     def _handshake_deadline(self) -> float:
         timeout_s = math.ldexp(self._limits.handshake_s, self._failures)
-        return self._attempted_at + min(timeout_s, self._limits.link_timeout_s / 2)
+        return self._attempted_at + max(min(timeout_s, self._limits.link_timeout_s / 2), self._far_s)
+
+    def _allow_for_distance(self) -> None:
+        """Let this attempt take the round trips that it needs: another one would need them, too."""
+        progress = None if self.connection is None else self._context.progress(self.connection)
+        if progress is not None:
+            far_s = min(_CONNECTING_TRIPS * progress.smoothed_rtt_s, 2 * self._limits.link_timeout_s)
+            self._far_s = max(self._far_s, far_s)
 
     def _link_deadline(self) -> float:
-        return max(self._since, self._reachable_at) + self._limits.link_timeout_s
+        deadline = max(self._since, self._reachable_at) + self._limits.link_timeout_s
+        if self.state is SessionState.CONNECTING:
+            deadline = max(deadline, self._attempted_at + self._far_s)
+        return deadline
 
     def _connect(self, now: float) -> None:
         self.connection = self._context.new_connection()
         self._to_open = True
-        self._attempted_at = now
+        self._attempted_at, self._far_s = now, 0.0
 
     def _disconnected_text(self) -> str:
         limit_s = self._limits.link_timeout_s
@@ -779,7 +801,7 @@ class Limits:
     needs for the bytes in flight."""
     handshake_s: float = 5.0
     """How long a Hello waits for its answer before it is sent again over another connection; doubled with
-    each failure, up to half of `link_timeout_s`."""
+    each failure, up to half of `link_timeout_s`. A peer that is far away has eight round trips."""
     first_retry_s: float = 0.05
     """Wait before the second attempt to connect; doubled with each attempt, so that processes do not all
     connect at once after a switch was restarted."""

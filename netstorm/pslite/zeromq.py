@@ -346,7 +346,7 @@ class ZmqVan:
     def progress(self, connection: Connection) -> TcpProgress | None:
         """Return how much a connection that was opened here has delivered; None: unknown."""
         link = self._links.get(connection)
-        if link is None or not link.up or self.memory.shares(connection):
+        if link is None or self.memory.shares(connection):
             return None  # the kernel delivers references alone
         each = [progress_of(stream.descriptor) for stream in (link, *link.streams)]
         return None if None in each else of_streams([one for one in each if one is not None])

@@ -701,8 +701,9 @@ class TimeoutSettings:
         seconds(),
         10.0,
         "s",
-        "time to re-establish a broken connection, after which the link counts as failed; a connection over "
-        "which nothing is acknowledged for half of that is broken",
+        "time to re-establish a broken connection, after which the link counts as failed (a new one may take "
+        "eight of its round trips, and twice this, at most); a connection over which nothing is acknowledged "
+        "for half of that is broken",
     )
     link_retry_s: float = setting(
         "NETSTORM_LINK_RETRY",

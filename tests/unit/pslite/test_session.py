@@ -117,6 +117,24 @@ def test_a_process_that_is_not_there_yet_is_tried_again_until_it_is():
     assert here.machine.lost == []
 
 
+def test_a_peer_that_is_far_away_has_as_many_round_trips_as_a_connection_takes():
+    world, here, there = met(delay_s=1.5)  # two round trips of 3 s until the Welcome
+    seen = wire_tap(world)
+    here.send(there, part(0))
+    assert world.run_until(lambda: there.machine.numbers() == [0], 10)
+    world.run(30)
+    assert here.machine.lost == []
+    assert kinds(seen).count("Hello") == 1
+
+
+def test_a_peer_that_is_far_away_and_does_not_answer_is_lost_in_the_end():
+    world, here, there = met(delay_s=1.5, limits=Limits(link_timeout_s=10))
+    there.dead = True  # its kernel accepts the connection
+    here.send(there, part(0))
+    assert world.run_until(lambda: here.machine.lost, 30)
+    assert 19.5 < world.now < 20.5
+
+
 def test_a_hello_that_nobody_can_decide_on_yet_waits_without_being_sent_again():
     world, here, there = met()
     seen = wire_tap(world)
