@@ -51,9 +51,12 @@ _MOST_CHARACTERS: Final = 2000
 _STATUS_EVERY_S: Final = 30.0
 """How often the log says how the job is doing."""
 
-_LEAD_S: Final = 2.0
-"""Rounds granted in advance, if the scheduler can come back: twice what it takes to begin on a quiet machine.
-"""
+_LEAD_S: Final = 0.25
+"""Rounds granted in advance: nodes need not report each short one, and another policy applies no later than
+anybody notices."""
+
+_AWAY_S: Final = 2.0
+"""The same if the scheduler can come back: twice what it takes to begin on a quiet machine."""
 
 
 class Job:
@@ -120,7 +123,7 @@ class Job:
         self._owners: Final = owner_weights(policy) if replayed is None else replayed.began.owners
         self._policies = {policy.version: policy}
         """By version: those that some node may still have to be told."""
-        lead_s = _LEAD_S if outbox.keeps_log else 0.0  # no other scheduler comes back as soon
+        lead_s = _AWAY_S if outbox.keeps_log else _LEAD_S  # no other scheduler comes back as soon
         self._consistency: Final = Consistency(size, policy.version, lead_s=lead_s)
         self.authority: Final = RoundAuthority(self.keys, self._consistency, size)
         self._leases: Final = Leases(() if replayed is None else replayed.granted)
@@ -457,17 +460,19 @@ class Job:
                     f"rank {rank} asks about key {event.key}, which nobody has registered"
                 )
             self._consistency.check(rank, event)
-        bindings = []
+        first: dict[int, int] = {}
         for event in begun:
             conflict = self._consistency.begun(rank, event, now)
             name = self.keys.name(event.key)
             if conflict is not None:
                 where = "" if conflict.collective else f"round {event.round} of key {name!r}: "
                 return m.PeerGone(rank=-1, kind="disagreement", reason=f"{where}{conflict}")
-            bindings += self._consistency.bindings(event.key, event.round)
+            first[event.key] = min(event.round, first.get(event.key, event.round))
+        if begun:
             self.members.liveness.did(rank, f"round {event.round} of key {name!r}", now)
+        bindings = [one for key, round in first.items() for one in self._consistency.bindings(key, round)]
         if self._outbox.keeps_log:
-            granted = ((event.key, self._consistency.granted(event.key)) for event in begun)
+            granted = ((key, self._consistency.granted(key)) for key in first)
             self._outbox.record(self._leases.extend(granted))
         self._send(rank, m.TopologyAnswer(bindings=tuple(bindings)))
         return None
