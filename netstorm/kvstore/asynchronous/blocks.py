@@ -631,9 +631,13 @@ class BlockStore(Protocol):
         rank: int,
         gradient: Gradient,
         live: tuple[float, ...],
-        done: Callable[[], None],
+        done: Callable[[Buffer | None], None],
+        *,
+        reads: bool = False,
     ) -> None:
-        """Update a block with a gradient of a rank, which is the store's until it calls `done`."""
+        """Update a block with a gradient of a rank, which is the store's until it calls `done`: with what
+        `read` gives, if it `reads`, else with None.
+        """
 
     def read(self, block: int, done: Callable[[Buffer], None]) -> None:
         """Give `done` a copy of a block's value, which does not change later."""

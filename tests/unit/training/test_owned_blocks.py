@@ -68,7 +68,7 @@ class Job:
         self.blocks = OwnedBlocks(self.key, self.rule, self.thread, initial, elastic=elastic)
 
     def push(self, rank, block=1):
-        self.blocks.apply(block, rank, np.ones(4, np.float32), (), lambda: None)
+        self.blocks.apply(block, rank, np.ones(4, np.float32), (), lambda _: None)
 
     def pull(self, rank, block=1):
         found: list[Any] = []

@@ -130,7 +130,14 @@ class Store:
     rule = "r"
 
     def apply(
-        self, block: int, rank: int, gradient: Gradient, live: object, done: Callable[[], None]
+        self,
+        block: int,
+        rank: int,
+        gradient: Gradient,
+        live: object,
+        done: Callable[[Buffer | None], None],
+        *,
+        reads: bool = False,
     ) -> None: ...
 
     def read(self, block: int, done: Callable[[Buffer], None]) -> None: ...
