@@ -55,8 +55,9 @@ _LEAD_S: Final = 0.25
 """Rounds granted in advance: nodes need not report each short one, and another policy applies no later than
 anybody notices."""
 
-_AWAY_S: Final = 2.0
-"""The same if the scheduler can come back: twice what it takes to begin on a quiet machine."""
+_AWAY_S: Final = 2.5
+"""The same if the scheduler can come back: twice what it takes to begin on a quiet machine, and for how long
+reports of short rounds may gather."""
 
 
 class Job:

@@ -180,8 +180,10 @@ class _Table:
         known = self.pace_s < math.inf
         if paced >= 0 and now <= at + (_PACE_OVER_S if known else 0.0):
             return
-        between = (now - at) / (round - paced) if paced >= 0 else math.inf
-        self.pace_s = self.pace_s + _NEW_PACE * (between - self.pace_s) if known else between
+        rounds = round - paced
+        between = (now - at) / rounds if paced >= 0 else math.inf
+        new = 1 - (1 - _NEW_PACE) ** rounds
+        self.pace_s = self.pace_s + new * (between - self.pace_s) if known else between
         self.paced = round, now
 
 
