@@ -124,7 +124,8 @@ class Job:
         self._owners: Final = owner_weights(policy) if replayed is None else replayed.began.owners
         self._policies = {policy.version: policy}
         """By version: those that some node may still have to be told."""
-        lead_s = _AWAY_S if outbox.keeps_log else _LEAD_S  # no other scheduler comes back as soon
+        lead_s = 0.0 if options.elastic else _LEAD_S  # who joins takes part from the first round not granted
+        lead_s = _AWAY_S if outbox.keeps_log else lead_s  # no other scheduler comes back as soon
         self._consistency: Final = Consistency(size, policy.version, lead_s=lead_s)
         self.authority: Final = RoundAuthority(self.keys, self._consistency, size)
         self._leases: Final = Leases(() if replayed is None else replayed.granted)
