@@ -198,8 +198,8 @@ class Key:
         "identity",
         "last_taken",
         "layout",
-        "row_length",
         "rounds_under_way",
+        "row_length",
         "spec",
     )
 

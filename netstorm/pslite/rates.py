@@ -47,8 +47,8 @@ a link that has become fast, and is a sample of its own if it comes alone: four 
 """
 
 _CHECKED_AFTER_S: Final = _JUMP_S / 8
-"""Whether the link has changed is looked at again after samples of so long together: that compares hundreds of
-them, if each takes a millisecond."""
+"""Whether the link has changed is looked at again after samples of so long: each look compares hundreds of
+them, if one takes a millisecond."""
 
 _JUMP_KERNEL_SAMPLES: Final = 2
 """Number of samples that show a change if the sender's kernel made them. One is enough if TCP saturated the

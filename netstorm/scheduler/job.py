@@ -465,19 +465,21 @@ class Job:
         first: dict[int, int] = {}
         for event in begun:
             conflict = self._consistency.begun(rank, event, now)
-            name = self.keys.name(event.key)
             if conflict is not None:
-                where = "" if conflict.collective else f"round {event.round} of key {name!r}: "
+                where = "" if conflict.collective else f"{self._name(event)}: "
                 return m.PeerGone(rank=-1, kind="disagreement", reason=f"{where}{conflict}")
             first[event.key] = min(event.round, first.get(event.key, event.round))
-        if begun:
-            self.members.liveness.did(rank, f"round {event.round} of key {name!r}", now)
+        for event in begun[-1:]:
+            self.members.liveness.did(rank, self._name(event), now)
         bindings = [one for key, round in first.items() for one in self._consistency.bindings(key, round)]
         if self._outbox.keeps_log:
             granted = ((key, self._consistency.granted(key)) for key in first)
             self._outbox.record(self._leases.extend(granted))
         self._send(rank, m.TopologyAnswer(bindings=tuple(bindings)))
         return None
+
+    def _name(self, event: m.RoundBegun) -> str:
+        return f"round {event.round} of key {self.keys.name(event.key)!r}"
 
     def _moved(self, rank: int, message: m.Moved) -> None:
         """Tell all nodes which chunks their root has moved to a later policy.

@@ -1048,8 +1048,8 @@ _AHEAD_S: Final = 0.5
 """How long before the expected end of a round the next policy is requested: far more than an answer takes."""
 
 _PART: Final = 3
-"""A request reports so many rounds that others are granted this number of times as many beyond them: they last
-for several answers."""
+"""A request waits for rounds until only this many times as many may begin after them: they last for several
+answers."""
 
 _LONGEST_S: Final = 0.25
 """How long a report waits for others: a mismatch of calls should be found while it can still be
