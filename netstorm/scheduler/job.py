@@ -462,18 +462,18 @@ class Job:
                     f"rank {rank} asks about key {event.key}, which nobody has registered"
                 )
             self._consistency.check(rank, event)
-        first: dict[int, int] = {}
+        bindings = []
         for event in begun:
             conflict = self._consistency.begun(rank, event, now)
             if conflict is not None:
                 where = "" if conflict.collective else f"{self._name(event)}: "
                 return m.PeerGone(rank=-1, kind="disagreement", reason=f"{where}{conflict}")
-            first[event.key] = min(event.round, first.get(event.key, event.round))
+            # Not later: what the next event completes may forget the row that this round runs under.
+            bindings += self._consistency.bindings(event.key, event.round)
         for event in begun[-1:]:
             self.members.liveness.did(rank, self._name(event), now)
-        bindings = [one for key, round in first.items() for one in self._consistency.bindings(key, round)]
         if self._outbox.keeps_log:
-            granted = ((key, self._consistency.granted(key)) for key in first)
+            granted = ((event.key, self._consistency.granted(event.key)) for event in begun)
             self._outbox.record(self._leases.extend(granted))
         self._send(rank, m.TopologyAnswer(bindings=tuple(bindings)))
         return None

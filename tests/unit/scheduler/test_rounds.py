@@ -350,12 +350,16 @@ def test_reports_of_several_rounds_by_ranks_in_turn_show_the_pace_of_one():
     assert 80 <= ahead <= 125, "a second has a hundred of these rounds"
 
 
-def test_a_request_of_several_rounds_of_a_key_is_answered_once():
+def test_a_request_that_completes_rounds_of_two_policies_is_told_both():
     driven = with_key()
-    ask(driven, 0, 0)
-    driven.say(1, m.TopologyRequest(begun=(begun(0, 0), begun(0, 1))))
-    (answer,) = driven.heard(1)
-    assert answer.bindings == (m.Binding(0, 0, 1, 2),)
+    for round in range(2):
+        ask(driven, 0, round)
+    driven.install(star(2, version=2))
+    for round in (2, 3, 4):
+        ask(driven, 0, round)
+    driven.say(1, m.TopologyRequest(begun=tuple(begun(0, round) for round in range(5))))
+    rows = {(one.from_round, one.version) for one in driven.heard(1, m.TopologyAnswer)[-1].bindings}
+    assert rows == {(0, 1), (3, 2)}
 
 
 def test_a_group_of_some_ranks_has_no_lead():
