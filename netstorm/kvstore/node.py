@@ -700,6 +700,7 @@ class GeneralNode:
         if self.failure is None and self.state is NodeState.RUNNING:
             self.state = NodeState.FINISHING
             self._finish_by = now + self.options.wait_timeout_s
+            self.require_joined().aggregation.topology_requests.request_gathered()
             self._flush()
             self._outbox.send_to_scheduler(self.status.report(now))
             self._outbox.send_to_scheduler(m.Finished(last_rounds=self._registration.last_rounds()))

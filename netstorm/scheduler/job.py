@@ -51,9 +51,13 @@ _MOST_CHARACTERS: Final = 2000
 _STATUS_EVERY_S: Final = 30.0
 """How often the log says how the job is doing."""
 
-_LEAD_S: Final = 2.0
-"""Rounds granted in advance, if the scheduler can come back: twice what it takes to begin on a quiet machine.
-"""
+_LEAD_S: Final = 0.25
+"""Rounds granted in advance: nodes need not report each short one, and another policy applies no later than
+anybody notices."""
+
+_AWAY_S: Final = 2.5
+"""The same if the scheduler can come back: twice what it takes to begin on a quiet machine, and for how long
+reports of short rounds may gather."""
 
 
 class Job:
@@ -120,7 +124,8 @@ class Job:
         self._owners: Final = owner_weights(policy) if replayed is None else replayed.began.owners
         self._policies = {policy.version: policy}
         """By version: those that some node may still have to be told."""
-        lead_s = _LEAD_S if outbox.keeps_log else 0.0  # no other scheduler comes back as soon
+        lead_s = 0.0 if options.elastic else _LEAD_S  # who joins takes part from the first round not granted
+        lead_s = _AWAY_S if outbox.keeps_log else lead_s  # no other scheduler comes back as soon
         self._consistency: Final = Consistency(size, policy.version, lead_s=lead_s)
         self.authority: Final = RoundAuthority(self.keys, self._consistency, size)
         self._leases: Final = Leases(() if replayed is None else replayed.granted)
@@ -460,17 +465,21 @@ class Job:
         bindings = []
         for event in begun:
             conflict = self._consistency.begun(rank, event, now)
-            name = self.keys.name(event.key)
             if conflict is not None:
-                where = "" if conflict.collective else f"round {event.round} of key {name!r}: "
+                where = "" if conflict.collective else f"{self._name(event)}: "
                 return m.PeerGone(rank=-1, kind="disagreement", reason=f"{where}{conflict}")
+            # Not later: what the next event completes may forget the row that this round runs under.
             bindings += self._consistency.bindings(event.key, event.round)
-            self.members.liveness.did(rank, f"round {event.round} of key {name!r}", now)
+        for event in begun[-1:]:
+            self.members.liveness.did(rank, self._name(event), now)
         if self._outbox.keeps_log:
             granted = ((event.key, self._consistency.granted(event.key)) for event in begun)
             self._outbox.record(self._leases.extend(granted))
         self._send(rank, m.TopologyAnswer(bindings=tuple(bindings)))
         return None
+
+    def _name(self, event: m.RoundBegun) -> str:
+        return f"round {event.round} of key {self.keys.name(event.key)!r}"
 
     def _moved(self, rank: int, message: m.Moved) -> None:
         """Tell all nodes which chunks their root has moved to a later policy.

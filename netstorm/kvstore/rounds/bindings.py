@@ -88,7 +88,7 @@ class Bindings:
 
     def version_of(self, key: int, round: int) -> int | None:
         """Return the policy version of a round, or None if the scheduler has not granted it yet."""
-        if round > self._granted.get(key, -1):
+        if round > self.granted_of(key):
             return None
         found = None
         for from_round, version in self._tables[key]:
@@ -96,6 +96,10 @@ class Bindings:
                 break
             found = version
         return None if found is None else max(found, self._view_version)
+
+    def granted_of(self, key: int) -> int:
+        """Return the last round of a key that this rank has been granted; -1: none."""
+        return self._granted.get(key, -1)
 
     def granted(self) -> dict[int, int]:
         """Return the last round of each key that this rank has been granted."""

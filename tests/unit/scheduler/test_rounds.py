@@ -339,6 +339,29 @@ def test_the_rounds_of_the_lead_are_granted_in_advance(round_s, ahead):
     assert found.install(2) == {0: found.granted(0) + 1}, "what was granted stays as it is"
 
 
+def test_reports_of_several_rounds_by_ranks_in_turn_show_the_pace_of_one():
+    found = Consistency(2, 1, lead_s=1.0)
+    found.add_key(0, SPEC)
+    for first in range(0, 200, 10):
+        for rank in (0, 1):
+            for round in range(first + rank, first + rank + 10):
+                found.begun(rank, begun(0, round), (first + 10) * 0.01 + rank * 0.001)
+    ahead = found.granted(0) - granted_by(200, found.tables[0].under_way)
+    assert 80 <= ahead <= 125, "a second has a hundred of these rounds"
+
+
+def test_a_request_that_completes_rounds_of_two_policies_is_told_both():
+    driven = with_key()
+    for round in range(2):
+        ask(driven, 0, round)
+    driven.install(star(2, version=2))
+    for round in (2, 3, 4):
+        ask(driven, 0, round)
+    driven.say(1, m.TopologyRequest(begun=tuple(begun(0, round) for round in range(5))))
+    rows = {(one.from_round, one.version) for one in driven.heard(1, m.TopologyAnswer)[-1].bindings}
+    assert rows == {(0, 1), (3, 2)}
+
+
 def test_a_group_of_some_ranks_has_no_lead():
     found = Consistency(3, 1, lead_s=2.0)
     found.add_key(0, msgspec.structs.replace(SPEC, members=(0, 1)))
