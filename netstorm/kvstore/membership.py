@@ -31,6 +31,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, SPEAKS_VERSION, UNKNOWN, Peer
 from netstorm.protocol.messages import (
     Barrier,
+    CaughtUp,
     Hello,
     KeyGrant,
     KeySpec,
@@ -746,6 +747,7 @@ class SchedulerAddresses:
 _RETRY_S: Final = 1.0
 """Pause between two attempts to reconnect, each of which takes up to NETSTORM_LINK_TIMEOUT."""
 
+_TOLD_ONCE: Final = (CaughtUp, ReplicaDigest)
 _MAX_KEPT: Final = 1000
 """Most messages without an answer that are kept to be sent again."""
 
@@ -772,12 +774,14 @@ class SchedulerOutage:
         return max(0.0, now - self._since)
 
     def record_failure(self, reason: str, undelivered: Iterable[Send], now: float) -> None:
-        """Record that a session has failed. Undelivered messages that `Resume` does not replace are kept."""
+        """Record that a session has failed. Undelivered messages that `Resume` does not replace are kept: who
+        has the job's state says so once, and waits.
+        """
         self.reason = reason
         self._try_at = now + _RETRY_S if self.active else now
         self._since = min(self._since, now)
         self.active = True
-        self._kept += [send for send in undelivered if isinstance(send.message, ReplicaDigest)]
+        self._kept += [send for send in undelivered if isinstance(send.message, _TOLD_ONCE)]
         del self._kept[:-_MAX_KEPT]
 
     def has_expired(self, now: float) -> bool:

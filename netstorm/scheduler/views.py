@@ -161,6 +161,10 @@ class JobWithViews(Job):
             self.awareness.members_changed(f"rank {rank} has left the job")
         return gone
 
+    def _with_state(self) -> set[int]:
+        """See `Job._with_state`."""
+        return set(self.members.present) - set(self.silent)
+
     def _remove(self, rank: int, reason: str, now: float) -> m.PeerGone | None:
         departure = m.Departure(rank, reason)
         self.departed[self.members.all[rank].incarnation] = departure_text(departure, self.view + 1)
@@ -169,7 +173,7 @@ class JobWithViews(Job):
         self._calls.without(rank)
         self.silent = tuple(other for other in self.silent if other != rank)
         self.later = tuple(other for other in self.later if other != rank)
-        if not set(self.members.present) - set(self.silent):
+        if not self._with_state():
             return m.PeerGone(
                 rank=rank, kind="lost", reason=f"{reason}; no rank is left that has the job's state"
             )
