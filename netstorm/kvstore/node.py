@@ -374,6 +374,11 @@ class GeneralNode:
             ProtocolViolation: the view is not newer than the last one.
         """
         joined, roster = self.require_joined(), self.roster
+        if set(message.policy.members) <= set(message.policy.silent):  # the state is with newcomers, or lost
+            if joined.state.fetched:
+                self._outbox.send_to_scheduler(m.CaughtUp())  # before the report, which the scheduler awaits
+            else:
+                joined.aggregation.views.join_again()
         report = joined.aggregation.views.begin(message)
         self._view = message.view
         for departure in message.departures:

@@ -142,7 +142,6 @@ class Job:
         self._to_come: Final = set(self.members.present if replayed is not None else ())
         """Members of a job that another process served, which have not come back to this one yet."""
         self._come_by = now + _COME_BACK_S
-        self._settled_at = -math.inf if replayed is None else now + options.heartbeat_timeout_s
         for rank in absent:
             self._barriers.exclude(rank)
         if replayed is None:
@@ -340,7 +339,7 @@ class Job:
         """Do what is due. Returns why the job cannot go on, if so."""
         self._watch_busy(now)
         self._ask_for_missing(now)
-        gone = self._lost(now) or self._check_links(now)
+        gone = self.members.liveness.check(now) or self._check_links(now)
         if gone is None and (timed_out := self._calls.decision(now)) is not None:
             gone = m.PeerGone(rank=-1, kind="timeout", reason=timed_out)
         if gone is None and now >= self._remind_at:
@@ -647,24 +646,13 @@ class Job:
         """Handle the end of a rank's connection. Returns that it is lost, if its process has ended."""
         self.members.liveness.ended.disconnected(rank, now)
         self.members.inquire([rank])
-        return self._lost(now)
+        return self.members.liveness.check(now)
 
     def refused(self, rank: int, reason: str, now: float) -> m.PeerGone | None:
         """Handle that no process listens at a rank's address. Returns that it is lost, if its process has
         ended.
         """
         self.members.liveness.ended.refused(rank, reason, now)
-        return self._lost(now)
-
-    def _lost(self, now: float) -> m.PeerGone | None:
-        """Return which ranks are lost, if there are any.
-
-        A rank that got the job's state while the scheduler was away has not said so to the one that was
-        started again. So that one ends no job at once for want of the state.
-        """
-        ended = self.members.liveness.ended
-        if now < self._settled_at and not self._with_state() - ended.due(now):
-            ended.postpone(now + _COME_BACK_S)
         return self.members.liveness.check(now)
 
     def _ask_for_missing(self, now: float) -> None:
@@ -674,17 +662,10 @@ class Job:
         if not self._to_come or now < self._come_by:
             return
         missing = self._to_come.intersection(self.members.present)
-        if not self._with_state() - missing:  # or a death would end the job that others can go on with
-            self._come_by = now + _COME_BACK_S
-            return
         self._to_come.clear()
         for rank in sorted(missing):
             self.members.liveness.ended.disconnected(rank, now)
         self.members.inquire(sorted(missing))
-
-    def _with_state(self) -> set[int]:
-        """Return the members that have the job's state, as far as they have said."""
-        return set(self.members.present)
 
     def _watch_busy(self, now: float) -> None:
         """Ask about ranks whose heartbeats are overdue, and tell all others which of them are busy."""

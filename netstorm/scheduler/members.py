@@ -439,15 +439,6 @@ class EndedProcesses:
         """Return when `take` has something to return."""
         return min(self._lost_at.values(), default=math.inf)
 
-    def due(self, now: float) -> set[int]:
-        """Return the ranks that `take` has to return."""
-        return {rank for rank, lost_at in self._lost_at.items() if now >= lost_at}
-
-    def postpone(self, until: float) -> None:
-        """Have `take` return nothing until then."""
-        for rank, lost_at in self._lost_at.items():
-            self._lost_at[rank] = max(lost_at, until)
-
     def take(self, now: float) -> tuple[int, str] | None:
         """Return a rank that has ended, and why that is certain, for a person. It is forgotten."""
         for rank, lost_at in self._lost_at.items():
