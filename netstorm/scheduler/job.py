@@ -196,7 +196,7 @@ class Job:
             self._consistency.without(rank)
         for rank in (*self.silent, *(replayed.finished if self._options.joins else ())):
             self._barriers.exclude(rank)
-        self._barriers.restore(replayed.barriers, now)
+        self._barriers.restore(replayed.barriers, now, reached=replayed.reached)
 
     @property
     def all_finished(self) -> bool:
