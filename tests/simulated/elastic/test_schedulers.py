@@ -22,6 +22,18 @@ def test_results_are_exact_while_nodes_and_the_scheduler_die_and_come_back(seed,
     check_with_restarts(seed, nodes, deaths=2)
 
 
+@pytest.mark.parametrize(
+    ("seed", "nodes"),
+    [
+        pytest.param(2193, 2, id="a newcomer with the state waits at a barrier when the last other rank dies"),
+        pytest.param(5109, 2, id="a restarted scheduler must know which barrier a newcomer comes to next"),
+        pytest.param(5034, 3, id="two others die that a newcomer with the state would have summed with"),
+    ],
+)
+def test_jobs_whose_schedulers_died_and_that_have_failed_once(seed, nodes):
+    check_with_restarts(seed, nodes, deaths=4)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @given(st.integers(0, 2**32), st.integers(2, 5))
