@@ -154,8 +154,8 @@ class _Table:
     complete: int = -1
     """Up to here, every rank has begun every round."""
     restored: bool = False
-    """It is not known which ranks have begun which rounds, as a replay log does not say it. A rank that begins
-    round t shows that all have begun round t - `under_way`.
+    """It is not known which ranks have begun which rounds, as a replay log does not say it. A rank that
+    begins round t shows that all have begun round t - `under_way`.
     """
     late: dict[int, int] = field(default_factory=dict)
     """By rank that joined later: the first round that it begins."""

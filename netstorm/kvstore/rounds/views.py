@@ -115,8 +115,8 @@ class ViewChanges(Extension):
         )
 
     def join_again(self) -> None:
-        """Begin as in the first view: this rank has no state yet, and who has it now may be further behind than
-        who had it before.
+        """Begin as in the first view: this rank has no state yet, and who has it now may be further behind
+        than who had it before.
         """
         self.fresh = True
         self._rounds.complete.clear()

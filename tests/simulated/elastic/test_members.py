@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,12 +53,17 @@ def test_each_of_two_newcomers_gets_the_state_in_the_middle_of_the_job(seed, sta
     run.run_to_the_end()
 
 
-# ------------------------------ all die that contribute, while newcomers have the state, or part of the others
+# ------------------------------ all die that contribute, while newcomers have all of the state, or part of it
+
+
+def job_of(run) -> Any:
+    """Return the job as its scheduler has it."""
+    return run.cluster.scheduler.machine.job
 
 
 def crash_contributors(run, *, silent=False):
     """End all processes that are no newcomers; return their ranks."""
-    job = run.cluster.scheduler.machine.job
+    job = job_of(run)
     gone = sorted(set(job.members.present) - set(job.silent))
     for rank in gone:
         run.cluster.faults.crash(rank, silent=silent)
@@ -81,7 +87,7 @@ def test_newcomers_that_have_fetched_the_state_go_on_alone_many_seeds(seed, node
 def check_newcomers_go_on(seed, nodes, *, states_differ=False):
     chance = random.Random(f"alone {seed}")
     run = ElasticRun(seed, nodes, states_differ=states_differ, keep_log=True)
-    cluster, job = run.cluster, run.cluster.scheduler.machine.job
+    cluster, job = run.cluster, job_of(run)
     cluster.run_for(0.5)
     for rank in chance.sample(range(nodes), chance.randint(1, nodes - 1)):
         cluster.faults.crash(rank)
@@ -110,7 +116,7 @@ def slowly(plan, seconds):
 def test_a_newcomer_without_the_state_begins_anew_with_that_of_one_that_is_further_behind():
     """Rank 1 has the state, and rests; rank 2 comes much later, and is told of later rounds alone."""
     run = ElasticRun(2, 3, steps=200, pause_s=0.05)
-    cluster, job = run.cluster, run.cluster.scheduler.machine.job
+    cluster, job = run.cluster, job_of(run)
     for rank in (1, 2):
         cluster.faults.crash(rank)
     cluster.run_for(2.0)
@@ -131,7 +137,7 @@ def test_a_newcomer_without_the_state_begins_anew_with_that_of_one_that_is_furth
 
 def test_the_job_ends_by_name_if_no_newcomer_has_all_of_the_state():
     run = ElasticRun(3, 2)
-    cluster, job = run.cluster, run.cluster.scheduler.machine.job
+    cluster, job = run.cluster, job_of(run)
     cluster.faults.crash(1)
     cluster.run_for(2.0)
     run.start_again(1)

@@ -25,9 +25,9 @@ def test_results_are_exact_while_nodes_and_the_scheduler_die_and_come_back(seed,
 @pytest.mark.parametrize(
     ("seed", "nodes"),
     [
-        pytest.param(2193, 2, id="a newcomer with the state waits at a barrier when the last other rank dies"),
+        pytest.param(2193, 2, id="a newcomer with the state is at a barrier when the last other rank dies"),
         pytest.param(5109, 2, id="a restarted scheduler must know which barrier a newcomer comes to next"),
-        pytest.param(7179, 2, id="a view is missed in which another process gets a rank; its links are whole"),
+        pytest.param(7179, 2, id="a rank misses a view in which another process gets a rank"),
         pytest.param(5034, 3, id="two others die that a newcomer with the state would have summed with"),
     ],
 )

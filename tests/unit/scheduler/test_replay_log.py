@@ -41,7 +41,7 @@ def test_a_job_is_as_its_log_says():
 
 
 def test_who_joined_later_is_waited_for_from_the_first_barrier_on_that_was_not_reached_then():
-    """A process that was rank 2 had been at a barrier more than the others; its place has another one since."""
+    """A process that was rank 2 was at one barrier more than the others; its place has another one since."""
     arrivals = [r.BarrierArrival(rank=rank, number=0) for rank in (0, 1, 2)]
     came = msgspec.structs.replace(MEMBERS[2], incarnation=99)
     absent = star(3, version=3), msgspec.structs.replace(star(3, version=4), members=(0, 1, 2), silent=(2,))
