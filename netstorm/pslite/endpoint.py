@@ -297,6 +297,9 @@ class Endpoint:
                     session.submit(item, now)
                 session.end(now, at_once=instruction.at_once)
                 self._sessions.begin_ending(session)
+        for connection, trial in self._trials.items():
+            if trial.inquiry.peer == instruction.peer:
+                self._trials[connection] = trial._replace(stranger=False)  # so it is closed
 
     def inquire(self, instruction: Inquire, now: float) -> None:
         """Find out whether a peer is busy, or whether its process has ended: the kernel at the other end of
@@ -307,7 +310,7 @@ class Endpoint:
             if self._sessions.acknowledges(session.connection):
                 self.watched.busy(instruction.peer, now - session.counters.heard_at)
         elif all(trial.inquiry.peer != instruction.peer for trial in self._trials.values()):
-            self._inquiries[instruction.peer] = _Trial(instruction)
+            self._inquiries[instruction.peer] = _Trial(instruction, stranger=session is None)
 
     # ------------------------------------------------------------------------------------ the van's events
 
@@ -741,19 +744,19 @@ class Endpoint:
     def _try_connections(self, van: Transmitter) -> None:
         """Open the connections that inquiries need, and close those to peers that have come back."""
         for connection, trial in list(self._trials.items()):
-            if not self._is_away(trial.inquiry.peer):
+            if not self._is_away(trial):
                 del self._trials[connection]
                 van.close(connection)
-        for peer, trial in self._inquiries.items():
-            if self._is_away(peer):
+        for trial in self._inquiries.values():
+            if self._is_away(trial):
                 connection = self._sessions.new_connection()
                 self._trials[connection] = trial
                 van.open(connection, trial.inquiry.host, trial.inquiry.port)
         self._inquiries.clear()
 
-    def _is_away(self, peer: Peer) -> bool:
-        session = self._sessions.accepted.get(peer)
-        return session is not None and session.state is not SessionState.UP
+    def _is_away(self, trial: _Trial) -> bool:
+        session = self._sessions.accepted.get(trial.inquiry.peer)
+        return trial.stranger if session is None else session.state is not SessionState.UP
 
     def resumed(self, now: float, missed_s: float) -> None:
         """Learn that this process goes on after it did not run for `missed_s`, which `now` does not count.
@@ -922,6 +925,8 @@ class _Trial(NamedTuple):
     inquiry: Inquire
     left: int = 3
     """Trials that may follow, if it ends otherwise than by a refusal."""
+    stranger: bool = False
+    """The peer has had no session with this process: only with the one that it was before a restart."""
 
 
 class WatchedConnections:

@@ -20,7 +20,7 @@ from typing import Final, Protocol, TypeAlias
 from netstorm.addresses import host_port
 from netstorm.errors import NoRoom, ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer, Peer, encode_body, seal
+from netstorm.protocol.frames import SCHEDULER, Buffer, Peer, encode_body, seal
 from netstorm.protocol.messages import Message
 from netstorm.pslite.machine import OF_MESSAGE, Charge, WaitingBytes
 from netstorm.pslite.rates import TcpProgress
@@ -642,8 +642,9 @@ class OpenedSession(Session):
         super().broken(reason, now)
         if self.state is SessionState.DISCONNECTED:
             limits = self._limits
-            longest = min(limits.longest_retry_s, limits.first_retry_s * 2**self._failures)
-            self._retry_at = now + longest * self._context.random.uniform(0.5, 1.0)
+            longest = limits.scheduler_retry_s if self.peer == SCHEDULER else limits.longest_retry_s
+            pause = min(longest, limits.first_retry_s * 2**self._failures)
+            self._retry_at = now + pause * self._context.random.uniform(0.5, 1.0)
             self._failures = min(self._failures + 1, 30)
 
     def tick(self, now: float) -> None:
@@ -806,6 +807,9 @@ class Limits:
     """Wait before the second attempt to connect; doubled with each attempt, so that processes do not all
     connect at once after a switch was restarted."""
     longest_retry_s: float = 1.0
+    scheduler_retry_s: float = 0.25
+    """`longest_retry_s` of a session with the scheduler. Each view after it was restarted waits for the last
+    node to come back."""
     goodbye_s: float = 1.0
     """How long an ending session waits for the other side's Goodbye."""
     pending_hellos: int = 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -58,6 +59,10 @@ anybody notices."""
 _AWAY_S: Final = 2.5
 """The same if the scheduler can come back: twice what it takes to begin on a quiet machine, and for how long
 reports of short rounds may gather."""
+
+_COME_BACK_S: Final = 0.25
+"""How long nodes have to come back to a scheduler that was restarted before it looks whether they are there.
+Who needs longer loses nothing, as long as its process listens."""
 
 
 class Job:
@@ -139,6 +144,9 @@ class Job:
         """Once a node has reported its local steps."""
         self._remind_at = now + REMIND_EVERY_S
         self._status_at = now + _STATUS_EVERY_S
+        self._to_come: Final = set(self.members.present if replayed is not None else ())
+        """Members of a job that another process served, which have not come back to this one yet."""
+        self._come_by = now + _COME_BACK_S
         for rank in absent:
             self._barriers.exclude(rank)
         if replayed is None:
@@ -193,7 +201,7 @@ class Job:
             self._consistency.without(rank)
         for rank in (*self.silent, *(replayed.finished if self._options.joins else ())):
             self._barriers.exclude(rank)
-        self._barriers.restore(replayed.barriers, now)
+        self._barriers.restore(replayed.barriers, now, reached=replayed.reached)
 
     @property
     def all_finished(self) -> bool:
@@ -293,6 +301,7 @@ class Job:
     def _resume(self, rank: int, message: m.Resume, now: float) -> m.PeerGone | None:
         """Answer a node whose session with another scheduler process ended. Asking twice changes nothing."""
         _log.info("%s is back", self.members.describe(rank))
+        self._to_come.discard(rank)
         self._send(rank, m.Resumed(proof=proof_for_resume(self._proof_key(rank), message.number)))
         for policy in self.policies():
             self._send(rank, m.NewPolicy(policy=policy))
@@ -334,6 +343,7 @@ class Job:
     def tick(self, now: float) -> m.PeerGone | None:
         """Do what is due. Returns why the job cannot go on, if so."""
         self._watch_busy(now)
+        self._ask_for_missing(now)
         gone = self.members.liveness.check(now) or self._check_links(now)
         if gone is None and (timed_out := self._calls.decision(now)) is not None:
             gone = m.PeerGone(rank=-1, kind="timeout", reason=timed_out)
@@ -348,7 +358,11 @@ class Job:
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
         return min(
-            self._remind_at, self._status_at, self.members.liveness.next_check(), self._calls.decide_at()
+            self._remind_at,
+            self._status_at,
+            self._come_by if self._to_come else math.inf,
+            self.members.liveness.next_check(),
+            self._calls.decide_at(),
         )
 
     def status_text(self, now: float) -> str:
@@ -649,6 +663,18 @@ class Job:
         """
         self.members.liveness.ended.refused(rank, reason, now)
         return self.members.liveness.check(now)
+
+    def _ask_for_missing(self, now: float) -> None:
+        """Ask about members that have not come back to this process. Their connections ended with the one
+        before, so one that has died meanwhile leaves no other sign here before its heartbeats are overdue.
+        """
+        if not self._to_come or now < self._come_by:
+            return
+        missing = self._to_come.intersection(self.members.present)
+        self._to_come.clear()
+        for rank in sorted(missing):
+            self.members.liveness.ended.disconnected(rank, now)
+        self.members.inquire(sorted(missing))
 
     def _watch_busy(self, now: float) -> None:
         """Ask about ranks whose heartbeats are overdue, and tell all others which of them are busy."""

@@ -157,8 +157,8 @@ class _Table:
     complete: int = -1
     """Up to here, every rank has begun every round."""
     restored: bool = False
-    """From a replay log, which does not say which ranks have begun which rounds. A rank that begins round t
-    shows that all have begun round t - `under_way`.
+    """It is not known which ranks have begun which rounds, as a replay log does not say it. A rank that
+    begins round t shows that all have begun round t - `under_way`.
     """
     late: dict[int, int] = field(default_factory=dict)
     """By rank that joined later: the first round that it begins."""
@@ -290,6 +290,13 @@ class Consistency:
         """
         self._view_version = version
         self._silent = bits_of(silent)
+
+    def forget_who_began(self) -> None:
+        """Go on with ranks that may begin later rounds than all of which is known: of those before they have
+        the results, and the ranks that began them have left.
+        """
+        for table in self.tables.values():
+            table.restored = True
 
     def check(self, rank: int, event: RoundBegun) -> None:
         """Check that a rank can have begun a round.

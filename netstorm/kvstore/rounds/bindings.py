@@ -71,8 +71,8 @@ class Bindings:
             ProtocolViolation: a round that was granted under one version would now run under another.
         """
         table = self._tables.setdefault(binding.key, [])
-        known = dict(table).get(binding.from_round)
-        if known is not None and known != binding.version:
+        known, view = dict(table).get(binding.from_round), self._view_version
+        if known is not None and max(known, view) != max(binding.version, view):  # as `version_of` has them
             raise ProtocolViolation(
                 f"the scheduler bound round {binding.from_round} of key {binding.key} to policy "
                 f"{known} and now to {binding.version}"

@@ -373,6 +373,23 @@ def test_a_group_of_some_ranks_has_no_lead():
 # ---------------------------------------------------------------------------- jobs that nodes leave and join
 
 
+def test_who_goes_on_alone_may_have_the_results_of_rounds_that_others_began_and_never_said_so():
+    """Rank 0 was granted a lead, and its last reports were lost with it. Rank 1 has its state."""
+    found = Consistency(2, 1, lead_s=2.0)
+    found.add_key(0, SPEC)
+    found.without(1)
+    for round in range(4):
+        found.begun(0, begun(0, round), round * 0.1)
+    last = found.granted(0)
+    found.without(0)
+    found.with_rank(1, found.install(2))
+    found.forget_who_began()
+    for round in range(last, last + 2 * ROUNDS_AHEAD):
+        found.check(1, begun(0, round))
+        found.begun(1, begun(0, round), round * 0.1)
+    assert len(found.tables[0].open) <= found.tables[0].under_way
+
+
 def table(ranks=3):
     """Return the bindings of one key."""
     found = Consistency(ranks, 1)
