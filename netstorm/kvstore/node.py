@@ -376,6 +376,10 @@ class GeneralNode:
         joined, roster = self.require_joined(), self.roster
         message = roster.with_all_arrivals(message)
         if set(message.policy.members) <= set(message.policy.silent):  # the state is with newcomers, or lost
+            for (
+                rank
+            ) in message.policy.silent:  # who begins anew lacks results after what it was offered before
+                joined.state.providing.forget(rank)
             if joined.state.fetched:
                 self._outbox.send_to_scheduler(m.CaughtUp())  # before the report, which the scheduler awaits
             else:

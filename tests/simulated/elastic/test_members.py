@@ -76,6 +76,10 @@ def test_newcomers_that_have_fetched_the_state_go_on_alone(seed, nodes, states_d
     check_newcomers_go_on(seed, nodes, states_differ=states_differ)
 
 
+def test_a_state_that_was_offered_before_a_newcomer_began_anew_is_not_offered_again():
+    check_newcomers_go_on(7461306, 5)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @given(st.integers(0, 2**32), st.integers(2, 5), st.booleans())
