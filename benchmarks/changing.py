@@ -3,6 +3,7 @@
     python benchmarks/changing.py --rates-scale .25 --times-scale 1/9 --sizes 16MB,64MB --json changing.json
     python benchmarks/changing.py --dips .25               # as bbr has them: PROBE_RTT, once in 10 s
     python benchmarks/changing.py --told .5                # somebody tells the scheduler the true rates
+    python benchmarks/changing.py --drawn 10..14 --sizes 64MB --seeds 1    # networks and changes that a seed draws
 
 The same job as `netstorm bench wan --dynamic --systems netstorm-std`, without TCP, processors, and noise:
 what is missing here is for the decisions to gain, what is missing there beyond it is TCP's.
@@ -33,7 +34,7 @@ from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.awareness import Collector
 from netstorm.topology.files import load_network
 from netstorm.topology.form import form_with_options
-from netstorm.topology.network import Change, Network
+from netstorm.topology.network import Change, Network, Routing, generate
 from netstorm.topology.policy import Options, Policy
 from netstorm.topology.searched_schemes import expected_policy
 from race.course import Course, end_of_changes, networks_by_time, with_times_scaled
@@ -43,6 +44,8 @@ WARM_S = 20.0
 DIP_EVERY_S = 10.0
 DIP_RATE = 0.77e6
 """Bit/s: four segments in a round trip of 60 ms, what bbr sends while it looks for the shortest one."""
+_DRAWN_EVERY_S = 20.0
+_DRAWN_CHANGES = 3
 _LONGEST_ROUND_S = 1e5
 _GOOD = 1.1
 """A policy is good that takes at most so many times as long as the best one."""
@@ -58,6 +61,25 @@ def scaled(options: argparse.Namespace) -> Network:
     """Return the network that was asked for."""
     network = load_network(options.network).scaled(options.rates_scale)
     return with_times_scaled(replace(network, changes=()) if options.static else network, options.times_scale)
+
+
+def drawn(seed: int) -> Network:
+    """Return a network that a seed draws, all rates of which change every 20 s, three times.
+
+    In turns the links of the paper's network, a mesh, and one whose ways back have other rates. Seeds 0 to 2 are
+    for tuning, 10 to 14 for reports.
+    """
+    family, nodes = (("internet2", 9), ("mesh", 6), ("asymmetric", 6))[seed % 3]
+    first, *others = (
+        replace(generate(family, nodes, seed + 1000 * phase), routing=Routing.OVERLAY)
+        for phase in range(_DRAWN_CHANGES + 1)
+    )
+    changes = (
+        Change(at=_DRAWN_EVERY_S * phase, source=link.source, target=link.target, rate=link.rate)
+        for phase, other in enumerate(others, 1)
+        for link in other.links
+    )
+    return replace(first, changes=tuple(changes))
 
 
 def later(network: Network) -> Network:
@@ -119,7 +141,7 @@ class Teller:
                         LinkMeasure(source=source, rate=rate, error=0.02, chunks=10, jumped=True)
                         for source, rate in into
                     )
-                    self._take(rank, Measured(links=links), cluster.timeline.now)
+                    self._take(rank, Measured(links=links), cluster.scheduler.now())
 
         return tell
 
