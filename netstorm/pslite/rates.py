@@ -46,6 +46,10 @@ the earlier rate by a quarter, to the same side. The earlier samples are then dr
 a link that has become fast, and is a sample of its own if it comes alone: four would never last long enough.
 """
 
+_JUMP_AGREEING: Final = 2
+_AGREE: Final = 1.05
+"""Fewer samples will do if the fastest is so many times the slowest at most."""
+
 _JUMP_KERNEL_SAMPLES: Final = 2
 """Number of samples that show a change if the sender's kernel made them. One is enough if TCP saturated the
 link and it is slower, or if BBR has found it to be faster."""
@@ -65,7 +69,10 @@ the window is a handful of packets."""
 _PAUSE_S: Final = 0.3
 _RAMP_S: Final = 0.6
 """After a pause TCP needs some round trips to reach the link's rate again. Samples that are slow until then
-show no change."""
+show no change, if they grow."""
+
+_GROWS: Final = 1.1
+"""Samples grow if the newest is faster than the oldest by more: TCP doubles its rate in a round trip."""
 
 _UNSHARED: Final = 0.1
 """Part of a sample in which other links may be busy while it still counts as unshared."""
@@ -186,19 +193,19 @@ class RateEstimator:
         """Keep only the last samples if they show another rate than those before."""
         kept = self._samples
         exact = kept[-1].delivered
-        number = _JUMP_KERNEL_SAMPLES if exact else _JUMP_SAMPLES
         newest_first = reversed(kept)
         last: list[Sample] = []
         lasted = 0.0
         for sample in newest_first:
             last.append(sample)
             lasted += sample.duration
-            if len(last) >= number and lasted >= _JUMP_S:
+            number = _JUMP_AGREEING if max(last).rate <= _AGREE * min(last).rate else _JUMP_SAMPLES
+            if len(last) >= (_JUMP_KERNEL_SAMPLES if exact else number) and lasted >= _JUMP_S:
                 break
         if len(kept) < len(last) + 2 or lasted < _JUMP_S:
             return
         before = quantile(newest_window(newest_first, 1), 0.5)
-        steady = exact or last[-1].start >= self._began + _RAMP_S
+        steady = exact or last[-1].start >= self._began + _RAMP_S or last[0].rate <= _GROWS * last[-1].rate
         if (steady and max(last).rate < (1 - _JUMP) * before) or min(last).rate > (1 + _JUMP) * before:
             self.jumped = True
             kept.clear()
