@@ -46,10 +46,6 @@ the earlier rate by a quarter, to the same side. The earlier samples are then dr
 a link that has become fast, and is a sample of its own if it comes alone: four would never last long enough.
 """
 
-_JUMP_AGREEING: Final = 2
-_AGREE: Final = 1.05
-"""Fewer samples will do if the fastest is so many times the slowest at most."""
-
 _JUMP_KERNEL_SAMPLES: Final = 2
 """Number of samples that show a change if the sender's kernel made them. One is enough if TCP saturated the
 link and it is slower, or if BBR has found it to be faster."""
@@ -193,14 +189,14 @@ class RateEstimator:
         """Keep only the last samples if they show another rate than those before."""
         kept = self._samples
         exact = kept[-1].delivered
+        number = _JUMP_KERNEL_SAMPLES if exact else _JUMP_SAMPLES
         newest_first = reversed(kept)
         last: list[Sample] = []
         lasted = 0.0
         for sample in newest_first:
             last.append(sample)
             lasted += sample.duration
-            number = _JUMP_AGREEING if max(last).rate <= _AGREE * min(last).rate else _JUMP_SAMPLES
-            if len(last) >= (_JUMP_KERNEL_SAMPLES if exact else number) and lasted >= _JUMP_S:
+            if len(last) >= number and lasted >= _JUMP_S:
                 break
         if len(kept) < len(last) + 2 or lasted < _JUMP_S:
             return
