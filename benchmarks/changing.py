@@ -3,7 +3,7 @@
     python benchmarks/changing.py --rates-scale .25 --times-scale 1/9 --sizes 16MB,64MB --json changing.json
     python benchmarks/changing.py --dips .25               # as bbr has them: PROBE_RTT, once in 10 s
     python benchmarks/changing.py --told .5                # somebody tells the scheduler the true rates
-    python benchmarks/changing.py --drawn 10..14 --sizes 64MB --seeds 1    # networks and changes that a seed draws
+    python benchmarks/changing.py --drawn 10..14 --sizes 64MB    # on networks that seeds draw
 
 The same job as `netstorm bench wan --dynamic --systems netstorm-std`, without TCP, processors, and noise:
 what is missing here is for the decisions to gain, what is missing there beyond it is TCP's.
@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness.arguments import amounts, factor, megabytes, number, seconds, writable
+from harness.arguments import amounts, factor, megabytes, number, seconds, seeds, writable
 from netstorm.errors import NetStormError
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.messages import LinkMeasure, Measured
@@ -58,7 +58,7 @@ Pair = tuple[int, int]
 
 
 def scaled(options: argparse.Namespace) -> Network:
-    """Return the network that was asked for."""
+    """Return the network of a file that was asked for."""
     network = load_network(options.network).scaled(options.rates_scale)
     return with_times_scaled(replace(network, changes=()) if options.static else network, options.times_scale)
 
@@ -66,8 +66,8 @@ def scaled(options: argparse.Namespace) -> Network:
 def drawn(seed: int) -> Network:
     """Return a network that a seed draws, all rates of which change every 20 s, three times.
 
-    In turns the links of the paper's network, a mesh, and one whose ways back have other rates. Seeds 0 to 2 are
-    for tuning, 10 to 14 for reports.
+    In turns the links of the paper's network, a mesh, and one whose ways back have other rates. Seeds 0 to 2
+    are for tuning, 10 to 14 for reports.
     """
     family, nodes = (("internet2", 9), ("mesh", 6), ("asymmetric", 6))[seed % 3]
     first, *others = (
@@ -255,6 +255,9 @@ def main() -> None:
     parser.add_argument("--network", type=Path, default=Path("examples/networks/internet2.yaml"))
     parser.add_argument("--sizes", type=amounts, default=[16_000_000, 64_000_000], metavar="SIZE,...")
     parser.add_argument("--seeds", type=number, default=4, help="jobs of each size")
+    parser.add_argument(
+        "--drawn", type=seeds, metavar="N[..M]", help="a job on the network of each of these seeds"
+    )
     parser.add_argument("--rates-scale", type=factor, default=0.25)
     parser.add_argument("--times-scale", type=factor, default=1 / 9)
     parser.add_argument(
@@ -270,13 +273,16 @@ def main() -> None:
     parser.add_argument("--forming", type=seconds, default=0.4, metavar="S", help="what a formation takes")
     parser.add_argument("--json", type=writable, metavar="FILE")
     options = parser.parse_args()
-    try:
-        network = scaled(options)
-    except NetStormError as error:
-        parser.error(str(error))
+    if options.drawn is None:
+        try:
+            networks = dict.fromkeys(range(1, options.seeds + 1), scaled(options))
+        except NetStormError as error:
+            parser.error(str(error))
+    else:
+        networks = {seed: drawn(seed).scaled(options.rates_scale) for seed in options.drawn}
     rows = []
     for size in options.sizes:
-        for seed in range(1, options.seeds + 1):
+        for seed, network in networks.items():
             row = race(network, size, seed, options)
             rows.append(row)
             print(
@@ -294,7 +300,9 @@ def main() -> None:
                 f"(median), within {_SOON_S:g} s after {quick} of {len(good)}"
             )
     if options.json is not None:
-        asked = {name: value for name, value in vars(options).items() if name not in ("json", "network")}
+        asked = {
+            name: value for name, value in vars(options).items() if name not in ("json", "network", "drawn")
+        }
         options.json.write_text(json.dumps({"settings": asked, "rows": rows}, indent=1) + "\n")
 
 
