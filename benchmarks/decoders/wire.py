@@ -120,7 +120,7 @@ def _policies() -> list[bytes]:
 class _NoVan:
     """Where nothing arrives; what is sent is counted by nobody."""
 
-    def transmit(self, connection: Connection, header: bytes, payload: object) -> None:
+    def transmit(self, connection: Connection, header: bytes, payload: object, stream: int = 0) -> None:
         """See `Transmitter`."""
 
     def open(self, connection: Connection, host: str, port: int) -> None:

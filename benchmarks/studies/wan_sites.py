@@ -18,6 +18,7 @@ started as anybody starts it, beside rank 0. It measures:
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import json
 import os
@@ -75,6 +76,7 @@ class Node:
             try:
                 with inside(wan.namespace(rank)), os.fdopen(order) as orders:
                     _be_a_node(wan, rank, options, orders, lambda found: _write(answer, found))
+                    atexit._run_exitfuncs()  # noqa: SLF001 -- as an interpreter does: it forwards until all leave
                 code = 0
             except Exception:  # noqa: BLE001 -- the log is to say why
                 traceback.print_exc()
@@ -182,7 +184,7 @@ def _used(process: psutil.Process) -> tuple[float, float]:
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the job, and return what was measured."""
-    network = _network(options)
+    network, machine = _network(options), describe_machine()
     bound = lower_bound(
         network,
         optimum(network, options.size, gap=_GAP),
@@ -244,7 +246,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "scheduler_share_of_a_core": (after[0] - before[0]) / window if options.rounds > 1 else None,
         "scheduler_start_cpu_s": before[0],
         "forming_cpu_s": after[1],
-        "machine": describe_machine(),
+        "machine": machine,
     }
 
 

@@ -199,6 +199,7 @@ class Key:
         "last_taken",
         "layout",
         "rounds_under_way",
+        "row_length",
         "spec",
     )
 
@@ -228,6 +229,8 @@ class Key:
         )
         self.dtype: Final = np.dtype(dtype)
         self.elements: Final = int(np.prod(shape, dtype=np.int64))
+        self.row_length: Final = row_length(shape)
+        """Elements of a row."""
         self.forms: Final = forms_of(self.spec)
         """The forms that rounds of this key may have, by codec; the first is the key's own. See `form_of`."""
         self.rounds_under_way: Final = rounds_under_way(self.elements, form)

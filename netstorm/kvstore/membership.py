@@ -590,6 +590,14 @@ class Roster:
                 self.finished.pop(rank, None)
                 self._suspected.pop(rank, None)
 
+    def with_all_arrivals(self, message: m.NewView) -> m.NewView:
+        """Return a new view with all processes that are new here, also those of views that this node missed
+        while there was no scheduler.
+        """
+        known = {member.rank: member.incarnation for member in self.present()}
+        new = {member.rank for member in message.members if known.get(member.rank) != member.incarnation}
+        return msgspec.structs.replace(message, arrivals=tuple(sorted(new.union(message.arrivals))))
+
     def describe(self, rank: int) -> str:
         """Return a rank as error messages name it: with its address and site."""
         member = self.members[rank]

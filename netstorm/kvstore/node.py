@@ -374,6 +374,12 @@ class GeneralNode:
             ProtocolViolation: the view is not newer than the last one.
         """
         joined, roster = self.require_joined(), self.roster
+        message = roster.with_all_arrivals(message)
+        if set(message.policy.members) <= set(message.policy.silent):  # the state is with newcomers, or lost
+            if joined.state.fetched:
+                self._outbox.send_to_scheduler(m.CaughtUp())  # before the report, which the scheduler awaits
+            else:
+                joined.aggregation.views.join_again()
         report = joined.aggregation.views.begin(message)
         self._view = message.view
         for departure in message.departures:
@@ -402,6 +408,8 @@ class GeneralNode:
         reasons = (one.reason for one in message.departures if one.rank == rank)
         reason = next(reasons, f"it is not in view {message.view}")
         self._outbox.add(Disconnect(peer=Peer(rank), at_once=True))
+        if rank in self._detours.failed:  # another process may have the rank by now
+            self._outbox.send_to_scheduler(m.LinkRestored(rank=rank))
         self._detours.forget(rank)
         joined.departed(rank, NodeLost(f"rank {rank} is not in the job any more: {reason}"))
 
@@ -700,6 +708,7 @@ class GeneralNode:
         if self.failure is None and self.state is NodeState.RUNNING:
             self.state = NodeState.FINISHING
             self._finish_by = now + self.options.wait_timeout_s
+            self.require_joined().aggregation.topology_requests.request_gathered()
             self._flush()
             self._outbox.send_to_scheduler(self.status.report(now))
             self._outbox.send_to_scheduler(m.Finished(last_rounds=self._registration.last_rounds()))

@@ -43,6 +43,7 @@ class StateTransfer:
 
     Attributes:
         needed: this node has joined a job that had begun, and does not have its state yet.
+        fetched: it has got the state since, all of it.
         policy: state comes from its members, and goes to them.
         providing: what this rank offers.
     """
@@ -71,6 +72,7 @@ class StateTransfer:
         self._reported: dict[int, int] = {}
         self._report_at = 0.0
         self.needed = needed
+        self.fetched = False
         self._later: Final = needed
         self._rank: Final = rank
         self.policy = policy
@@ -92,6 +94,7 @@ class StateTransfer:
 
         def complete(snapshot: StateSnapshot) -> None:
             self._fetching, self.needed, self._done = None, False, None
+            self.fetched = True
             take(snapshot)
             self._routed.complete(done)
 

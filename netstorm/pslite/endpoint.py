@@ -68,6 +68,7 @@ from netstorm.pslite.machine import (
     Send,
     TakeBack,
 )
+from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.sending import HostTraffic, SendQueueItem
 from netstorm.pslite.session import AcceptedSession, Limits, OpenedSession, Session, SessionState
 from netstorm.pslite.session_table import (
@@ -77,7 +78,15 @@ from netstorm.pslite.session_table import (
     PendingHellos,
     SessionTable,
 )
-from netstorm.pslite.van import Broken, Connection, PayloadMemory, Received, Transmitter, VanEvent
+from netstorm.pslite.van import (
+    Broken,
+    Connection,
+    PayloadMemory,
+    Received,
+    Transmitter,
+    VanEvent,
+    Widened,
+)
 
 __all__ = ["Endpoint", "LoggedEndpoint", "Stack", "Timers", "WatchedConnections"]
 
@@ -126,6 +135,7 @@ class Endpoint:
         rng: random.Random | None = None,
         tokens: random.Random | None = None,
         acknowledges: Callable[[Connection], bool] = lambda _: False,
+        progress: Callable[[Connection], TcpProgress | None] = lambda _: None,
         counters: Counters | None = None,
         trace: Trace | None = None,
         traffic: HostTraffic | None = None,
@@ -147,6 +157,7 @@ class Endpoint:
             rng: numbers sessions and spreads attempts to connect.
             tokens: the numbers by which peers know a session again; nobody else may guess them, but in tests.
             acknowledges: whether the kernel at the other end of a connection acknowledges what is sent to it.
+            progress: what the kernel knows of a connection that was opened here.
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
             traffic: what this job and others on its host tell each other; None: the job has no priority.
@@ -177,6 +188,7 @@ class Endpoint:
             tokens=tokens or random.Random(f"tokens {incarnation}"),
             stamp=stamp,
             acknowledges=acknowledges,
+            progress=progress,
             may_be_busy=self.watched.may_be_busy,
             trace=trace,
             traffic=traffic,
@@ -285,6 +297,9 @@ class Endpoint:
                     session.submit(item, now)
                 session.end(now, at_once=instruction.at_once)
                 self._sessions.begin_ending(session)
+        for connection, trial in self._trials.items():
+            if trial.inquiry.peer == instruction.peer:
+                self._trials[connection] = trial._replace(stranger=False)  # so it is closed
 
     def inquire(self, instruction: Inquire, now: float) -> None:
         """Find out whether a peer is busy, or whether its process has ended: the kernel at the other end of
@@ -295,7 +310,7 @@ class Endpoint:
             if self._sessions.acknowledges(session.connection):
                 self.watched.busy(instruction.peer, now - session.counters.heard_at)
         elif all(trial.inquiry.peer != instruction.peer for trial in self._trials.values()):
-            self._inquiries[instruction.peer] = _Trial(instruction)
+            self._inquiries[instruction.peer] = _Trial(instruction, stranger=session is None)
 
     # ------------------------------------------------------------------------------------ the van's events
 
@@ -303,11 +318,11 @@ class Endpoint:
         """Process an event of the van; return whether the machine may have heard of it. Nothing that a peer
         sends raises an exception.
         """
-        if isinstance(event, Broken):
-            self._broken(event, now)
+        if not isinstance(event, Received):
+            self._changed(event, now)
             return True
-        frames = event.frames
         session = self._sessions.by_connection.get(event.connection)
+        frames = event.frames
         try:
             if len(frames[0]) > SMALL:
                 check_size(frames[0], None if session is None else session.peer, self.process.rank)
@@ -346,6 +361,13 @@ class Endpoint:
             reason = "frame" if isinstance(error, FrameError) else "protocol"
             self._drop(reason, event.connection, str(error), now)
         return True
+
+    def _changed(self, event: Broken | Widened, now: float) -> None:
+        """Note the state of a connection."""
+        if isinstance(event, Broken):
+            self._broken(event, now)
+        elif event.connection in self._sessions.by_connection:
+            self._sessions.by_connection[event.connection].widened(event.streams)
 
     def _broken(self, event: Broken, now: float) -> None:
         self._reserved.discard(event.connection)
@@ -722,19 +744,19 @@ class Endpoint:
     def _try_connections(self, van: Transmitter) -> None:
         """Open the connections that inquiries need, and close those to peers that have come back."""
         for connection, trial in list(self._trials.items()):
-            if not self._is_away(trial.inquiry.peer):
+            if not self._is_away(trial):
                 del self._trials[connection]
                 van.close(connection)
-        for peer, trial in self._inquiries.items():
-            if self._is_away(peer):
+        for trial in self._inquiries.values():
+            if self._is_away(trial):
                 connection = self._sessions.new_connection()
                 self._trials[connection] = trial
                 van.open(connection, trial.inquiry.host, trial.inquiry.port)
         self._inquiries.clear()
 
-    def _is_away(self, peer: Peer) -> bool:
-        session = self._sessions.accepted.get(peer)
-        return session is not None and session.state is not SessionState.UP
+    def _is_away(self, trial: _Trial) -> bool:
+        session = self._sessions.accepted.get(trial.inquiry.peer)
+        return trial.stranger if session is None else session.state is not SessionState.UP
 
     def resumed(self, now: float, missed_s: float) -> None:
         """Learn that this process goes on after it did not run for `missed_s`, which `now` does not count.
@@ -903,6 +925,8 @@ class _Trial(NamedTuple):
     inquiry: Inquire
     left: int = 3
     """Trials that may follow, if it ends otherwise than by a refusal."""
+    stranger: bool = False
+    """The peer has had no session with this process: only with the one that it was before a restart."""
 
 
 class WatchedConnections:

@@ -9,7 +9,7 @@ import os
 import random
 import resource
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import zmq
@@ -33,13 +33,17 @@ from netstorm.pslite.van import Broken, Connection, VanEvent
 __all__ = [
     "LETTER",
     "MESSAGE_OVERHEAD",
+    "MOST_STREAMS",
     "AcceptedConnections",
     "Guard",
     "connection_of",
     "descriptor_share",
     "identity_of",
     "is_identity",
+    "is_stream",
+    "main_of",
     "most_sessions",
+    "of_stream",
     "raise_descriptor_limit",
 ]
 
@@ -412,16 +416,22 @@ class AcceptedConnections:
         """Record the first message over a connection, and the text of the key of its sender."""
         entry = self._open.get(descriptor)
         if entry is None:
-            self.on_end(connection)
+            self.on_end(main_of(connection))
             return
         if entry.connection is not None:  # a late message of an earlier one that had this descriptor
-            del self._heard[entry.connection]
-            self.on_end(entry.connection)
+            self._forget(entry.connection)
         entry.connection, entry.user = connection, user
         self._heard[connection] = entry
         if entry.stage is not _Stage.SHUT:
             self._take(entry)
             self._put(entry, _Stage.HEARD)
+            if self.is_in_use(main_of(connection)):
+                self.admitted(connection)  # a further stream of a connection that has a session
+
+    def is_in_use(self, connection: Connection) -> bool:
+        """Return whether a session uses a connection."""
+        entry = self._heard.get(connection)
+        return entry is not None and entry.stage is _Stage.IN_USE
 
     def admitted(self, connection: Connection) -> None:
         """Record that a session uses a connection: it does not wait any more."""
@@ -433,17 +443,17 @@ class AcceptedConnections:
 
     def left(self, connection: Connection, now: float) -> None:
         """Record that no session uses a connection, or will: its opener closes it, or it is shut down."""
-        entry = self._heard.get(connection)
-        if entry is not None and entry.stage is not _Stage.SHUT:
-            self._take(entry)
-            entry.since = now
-            self._put(entry, _Stage.LEFT)
+        for entry in self._streams(connection):
+            if entry.stage is not _Stage.SHUT:
+                self._take(entry)
+                entry.since = now
+                self._put(entry, _Stage.LEFT)
 
     def refuse(self, connection: Connection, reason: str, detail: str, now: float) -> None:
         """Shut a connection down whose sender does what no process of a job does."""
-        entry = self._heard.get(connection)
-        if entry is not None and entry.stage is not _Stage.SHUT:
-            self._refuse(entry, reason, detail, now)
+        for entry in self._streams(connection):
+            if entry.stage is not _Stage.SHUT:
+                self._refuse(entry, reason, detail, now)
 
     def ended(self, descriptor: int) -> str:
         """Record that ZeroMQ has closed a connection; return the address that it was from."""
@@ -452,8 +462,7 @@ class AcceptedConnections:
             return "an unknown address"
         self._take(entry)
         if entry.connection is not None:
-            del self._heard[entry.connection]
-            self.on_end(entry.connection)
+            self._forget(entry.connection)
         return entry.address
 
     # ------------------------------------------------------------------------------------------ time passes
@@ -540,6 +549,20 @@ class AcceptedConnections:
         entry.stage = _Stage.SHUT
         self._refusals.note(reason, entry.name, detail, now)
         shut_down(entry.descriptor, self.port)
+
+    def _forget(self, connection: Connection) -> None:
+        """Forget a connection, or a stream, that has ended: with it ends the connection."""
+        del self._heard[connection]
+        self.on_end(main_of(connection))
+
+    def _streams(self, connection: Connection) -> Iterator[_AcceptedConnection]:
+        """Yield all streams of a connection over which a message has come."""
+        identity = identity_of(connection)
+        further = (connection_of(of_stream(identity, number)) for number in range(1, MOST_STREAMS))
+        for stream in (connection, *further):
+            entry = self._heard.get(stream)
+            if entry is not None:
+                yield entry
 
     def _put(self, entry: _AcceptedConnection, stage: _Stage) -> None:
         entry.stage = stage
@@ -817,14 +840,34 @@ class Users:
 # (`ProcessProof`), else a random number.
 
 LETTER: Final = b"N"
-"""First byte of every identity: ZeroMQ reserves those that begin with 0."""
+"""First byte of every identity: ZeroMQ reserves those that begin with 0. Those of a connection's further
+streams begin with the following letters."""
+
+MOST_STREAMS: Final = 8
+_LETTERS: Final = bytes(range(LETTER[0], LETTER[0] + MOST_STREAMS))
 
 _SIZES: Final = (1 + NUMBER_BYTES, 1 + PROOF_BYTES)
 
 
 def is_identity(identity: bytes) -> bool:
     """Return whether a connection's identity can be that of a process of NetStorm."""
-    return len(identity) in _SIZES and identity[:1] == LETTER
+    return len(identity) in _SIZES and identity[0] in _LETTERS
+
+
+def is_stream(identity: bytes) -> bool:
+    """Return whether an identity is that of a connection's further stream."""
+    return identity[:1] != LETTER
+
+
+def of_stream(identity: bytes, number: int) -> bytes:
+    """Return the identity of a stream of a connection; number 0 is the connection's own."""
+    return _LETTERS[number : number + 1] + identity[1:]
+
+
+def main_of(connection: Connection) -> Connection:
+    """Return the number of the connection of which another number is a stream, or the connection's own."""
+    identity = identity_of(connection)
+    return connection_of(of_stream(identity, 0)) if identity[0] in _LETTERS[1:] else connection
 
 
 def connection_of(identity: bytes) -> Connection:

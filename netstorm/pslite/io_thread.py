@@ -150,6 +150,7 @@ class IoThread(Generic[M]):
         self._van: Final = van
         self._pid: Final = os.getpid()
         self._inbox: deque[_Call] = deque()
+        self._at_end: dict[Callable[[], None], None] = {}
         self._asleep = False
         self._closing = False
         self._close_at = math.inf
@@ -197,7 +198,18 @@ class IoThread(Generic[M]):
 
     def is_current(self) -> bool:
         """Return whether the caller runs on the thread."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread.ident
+
+    def at_end_of_turn(self, function: Callable[[], None]) -> None:
+        """Call `function` once what has come is handled, and what follows has been sent; on another thread at
+        once. Several times in one turn are one call. It must not raise.
+
+        What wakes a thread belongs there: that thread wants the interpreter lock.
+        """
+        if self.is_current():
+            self._at_end[function] = None
+        else:
+            function()
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` on the thread whenever `fd` is readable, until `unwatch`."""
@@ -290,6 +302,13 @@ class IoThread(Generic[M]):
             if active_calls:
                 yield_to_call()
             stack.flush(van, now)
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        while self._at_end:
+            functions, self._at_end = self._at_end, {}
+            for function in functions:
+                function()
 
     def _make_calls(self, now: float) -> None:
         for _ in range(min(len(self._inbox), _CALLS_AT_ONCE)):
@@ -305,6 +324,7 @@ class IoThread(Generic[M]):
         except Exception:
             _log.exception("while failing what was outstanding")
         self._fail_calls()
+        self._end_turn()
         linger_s = 0.0 if self.error is not None else max(0.0, self._close_at - self._now)
         try:
             self._van.shut(linger_s)
@@ -438,6 +458,7 @@ def start_driver(
             rng=random.Random(incarnation),
             tokens=random.SystemRandom(),
             acknowledges=van.acknowledges,
+            progress=van.progress,
             counters=counters,
             trace=trace,
             traffic=traffic,
@@ -471,6 +492,7 @@ def _new_van(settings: Settings, counters: Counters, credentials: Credentials | 
         dscp=dscp,
         credentials=credentials,
         prefers_bbr=settings.congestion == "auto",
+        streams=settings.streams,
     )
 
 

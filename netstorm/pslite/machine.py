@@ -126,7 +126,8 @@ class Become:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquire:
-    """Find out about a peer that has opened a session and is silent, or whose connection has ended.
+    """Find out about a peer that has opened a session and is silent, or whose connection has ended; or that
+    had one with the process before this one.
 
     A `ConnectionWatcher` is told if it is only busy, or if no process listens at its address any more.
     """

@@ -46,6 +46,10 @@ the earlier rate by a quarter, to the same side. The earlier samples are then dr
 a link that has become fast, and is a sample of its own if it comes alone: four would never last long enough.
 """
 
+_CHECKED_AFTER_S: Final = _JUMP_S / 8
+"""Whether the link has changed is looked at again after samples of so long: each look compares hundreds of
+them, if one takes a millisecond."""
+
 _JUMP_KERNEL_SAMPLES: Final = 2
 """Number of samples that show a change if the sender's kernel made them. One is enough if TCP saturated the
 link and it is slower, or if BBR has found it to be faster."""
@@ -86,7 +90,7 @@ than this."""
 class RateEstimator:
     """The samples of one link that still count."""
 
-    __slots__ = ("_began", "_ended", "_kernel_until", "_low", "_samples", "jumped")
+    __slots__ = ("_began", "_ended", "_kernel_until", "_low", "_samples", "_unchecked_s", "jumped")
 
     def __init__(self) -> None:
         self._samples: Final[deque[Sample]] = deque(maxlen=_MOST_SAMPLES)
@@ -98,6 +102,8 @@ class RateEstimator:
         """End of the newest sample of the sender's kernel."""
         self._low = 0
         """Number of low samples of the kernel in a row, without TCP saturating the link."""
+        self._unchecked_s = 0.0
+        """Duration of the samples since the last look for a change."""
 
     def add_periods(self, periods: Iterable[BusyPeriod]) -> bool:
         """Add new busy periods, in order; return whether any of them measures the link."""
@@ -113,7 +119,9 @@ class RateEstimator:
             ):
                 measures = True
                 self._samples.append(sample_of(period))
-                self._drop_before_jump()
+                self._unchecked_s += period.duration
+                if self._unchecked_s >= _CHECKED_AFTER_S:
+                    self._drop_before_jump()
         self._drop_old()
         return measures
 
@@ -187,7 +195,7 @@ class RateEstimator:
 
     def _drop_before_jump(self) -> None:
         """Keep only the last samples if they show another rate than those before."""
-        kept = self._samples
+        self._unchecked_s, kept = 0.0, self._samples
         exact = kept[-1].delivered
         number = _JUMP_KERNEL_SAMPLES if exact else _JUMP_SAMPLES
         newest_first = reversed(kept)

@@ -1,9 +1,9 @@
 """The sending half of a session: numbers messages, keeps them until they are acknowledged, retransmits lost
 ones. Pure.
 
-A connection keeps its order. So a message is lost if one that was transmitted after it on the same connection
-has arrived. Nothing is ever retransmitted because time has passed: on a live but slow connection that would
-double the load (docs/design.md, section 4).
+A stream of a connection keeps its order. So a message is lost if one that was transmitted after it on the
+same stream has arrived. Nothing is ever retransmitted because time has passed: on a live but slow connection
+that would double the load (docs/design.md, section 4).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from netstorm.errors import ProtocolViolation
 from netstorm.observe.trace import Delivery, Trace
@@ -20,8 +20,10 @@ from netstorm.protocol.frames import Buffer, Checksum, Peer, checksum
 from netstorm.pslite.machine import URGENT, Charge, LinkState, Order
 
 __all__ = [
+    "NOWHERE",
     "HostTraffic",
     "LinkTraffic",
+    "Mark",
     "SendQueueItem",
     "SendingHalf",
     "TracedSendingHalf",
@@ -46,6 +48,7 @@ class SendQueueItem:
         "sent_at",
         "sequence",
         "size",
+        "stream",
         "tag",
         "transmission",
         "transmissions",
@@ -72,6 +75,8 @@ class SendQueueItem:
         self.size = len(body) + (0 if payload is None else memoryview(payload).nbytes)
         """Bytes that count in the window."""
         self.sequence = 0
+        self.stream = 0
+        """Of the connection: that of its last transmission."""
         self.transmission = 0
         """Position in the order of all transmissions on the link."""
         self.transmissions = 0
@@ -107,6 +112,17 @@ class SendQueueItem:
 _SPAN: Final = 8192
 """Numbers that may pass a message which the other side has no room for: it keeps the number of each
 (`ReceivingHalf`)."""
+
+
+class Mark(NamedTuple):
+    """A place in the order of transmissions."""
+
+    stream: int
+    position: int
+
+
+NOWHERE: Final = Mark(0, 0)
+"""Nothing was transmitted before it."""
 
 OnAcknowledged = Callable[[SendQueueItem, float], None]
 """Called with each message with a payload that is acknowledged, and the time."""
@@ -209,12 +225,14 @@ class SendingHalf:
         full = self._later_bytes >= self.window.size and self.window.in_flight > 0
         return not full and self._sequence - min(self._later) < _SPAN
 
-    def mark(self) -> int:
-        """Return a position in the order of transmissions: everything transmitted so far is before it."""
+    def mark(self, turn: int) -> Mark:
+        """Return a position after everything transmitted so far, on each stream in turn."""
         self._transmissions += 1
-        return self._transmissions
+        return Mark(turn % len(self.window.streams), self._transmissions)
 
-    def acknowledge(self, received: int, beyond: tuple[int, ...], now: float, *, mark: int = 0) -> bool:
+    def acknowledge(
+        self, received: int, beyond: tuple[int, ...], now: float, *, mark: Mark = NOWHERE
+    ) -> bool:
         """Forget what has arrived, and retransmit what is lost; return whether anything was newly
         acknowledged.
 
@@ -222,29 +240,30 @@ class SendingHalf:
             received: highest contiguous sequence number that the other side has.
             beyond: sequence numbers that it has beyond that.
             now: s on the local clock.
-            mark: position in the order of transmissions; what was transmitted before it and has not arrived
-                is lost.
+            mark: a stream, and a position in the order of transmissions; what was transmitted over that
+                stream before it and has not arrived is lost.
 
         Raises:
             ProtocolViolation: numbers that were never used.
         """
         if received > self._sequence or beyond:
             self.check(received, beyond)
-        latest = mark
+        latest = [0] * len(self.window.streams)
+        latest[mark.stream] = mark.position
         news = False
         if received > self._acknowledged:
             for sequence in range(self._acknowledged + 1, received + 1):
                 message = self.unacknowledged.pop(sequence, None)
                 if message is not None:
                     news = True
-                    latest = max(latest, self._arrived(message, now))
+                    self._arrived(message, now, latest)
             self._acknowledged = received
         for sequence in beyond:
             message = self.unacknowledged.pop(sequence, None)
             if message is not None:
                 news = True
-                latest = max(latest, self._arrived(message, now))
-        if self.unacknowledged and (beyond or mark):
+                self._arrived(message, now, latest)
+        if self.unacknowledged and (beyond or mark.position):
             self._lose_before(latest)
         return news
 
@@ -340,22 +359,25 @@ class SendingHalf:
         self.window.sent(message, now)
         return message
 
-    def _arrived(self, message: SendQueueItem, now: float) -> int:
-        """Record an acknowledged message; return its position in the order of transmissions."""
+    def _arrived(self, message: SendQueueItem, now: float, latest: list[int]) -> None:
+        """Record an acknowledged message, and its position in the order of transmissions in `latest`, by
+        stream.
+        """
         if message.resend:  # it was taken for lost: a nack and an acknowledgement have crossed
             if self._no_longer_later(message.sequence) is None:
                 self.lost.remove(message)
-            return 0
+            return
         self.window.acknowledged(message, now)
         if message.payload is not None and self._on_acknowledged is not None:
             self._on_acknowledged(message, now)
-        return message.transmission
+        latest[message.stream] = max(latest[message.stream], message.transmission)
 
-    def _lose_before(self, transmission: int) -> None:
+    def _lose_before(self, latest: list[int]) -> None:
+        """Retransmit what was passed on its stream: only what is damaged is."""
         lost = [
             message
             for message in self.unacknowledged.values()
-            if message.transmission < transmission and not message.resend
+            if not message.resend and message.transmission < latest[message.stream]
         ]
         if lost:
             self._lose(lost)
@@ -432,6 +454,7 @@ class Window:
         "resumed_at",
         "size",
         "smooth_rtt_s",
+        "streams",
     )
 
     def __init__(self, fixed_bytes: int = 0, *, shallow: bool = False) -> None:
@@ -442,6 +465,8 @@ class Window:
         """Bytes that may be in flight."""
         self.in_flight = 0
         self.messages_in_flight = 0
+        self.streams = [0]
+        """Bytes in flight over each stream of the connection."""
         self.min_rtt_s = math.inf
         self.resumed_at = -math.inf
         """When this process went on after it had not run for a while. What was in flight measures nothing."""
@@ -486,6 +511,9 @@ class Window:
         message.delivered_by = self._delivered
         message.delivered_at = self._delivered_at
         message.flight_began_at = self._flight_began_at
+        streams = self.streams
+        message.stream = 0 if message.payload is None else streams.index(min(streams))
+        streams[message.stream] += message.size
         self.in_flight += message.size
         self.messages_in_flight += 1
         if message.size > self.largest_message:
@@ -494,12 +522,14 @@ class Window:
 
     def returned(self, message: SendQueueItem) -> None:
         """Note that a message is no longer in flight, without having been acknowledged."""
+        self.streams[message.stream] -= message.size
         self.in_flight -= message.size
         self.messages_in_flight -= 1
 
     def acknowledged(self, message: SendQueueItem, now: float) -> None:
         """Note an acknowledgement."""
         was_full = self.in_flight * 2 >= self.size
+        self.streams[message.stream] -= message.size
         self.in_flight -= message.size
         self.messages_in_flight -= 1
         if message.sent_at <= self.resumed_at:
@@ -540,7 +570,14 @@ class Window:
     def restart(self) -> None:
         """Reset for a new connection, maybe over another path: nothing is in flight, no RTT is known."""
         self.in_flight = self.messages_in_flight = 0
+        self.streams = [0]
         self.min_rtt_s = math.inf
+
+    def widen(self, streams: int) -> None:
+        """Use more streams of the connection: each message with a payload takes that with the least in
+        flight.
+        """
+        self.streams += [0] * (streams - len(self.streams))
 
     def _resize(self) -> None:
         if self._fixed:
@@ -664,7 +701,7 @@ class TracedSendingHalf(SendingHalf):
         self._states[message] = (self.window.in_flight, self.window.size, len(self.queue))
         return message
 
-    def _arrived(self, message: SendQueueItem, now: float) -> int:
+    def _arrived(self, message: SendQueueItem, now: float, latest: list[int]) -> None:
         in_flight, window, waiting = self._states.pop(message)
         self._trace.add_delivery(
             Delivery(
@@ -680,4 +717,4 @@ class TracedSendingHalf(SendingHalf):
                 waiting=waiting,
             )
         )
-        return super()._arrived(message, now)
+        super()._arrived(message, now, latest)

@@ -20,10 +20,11 @@ from typing import Final, Protocol, TypeAlias
 from netstorm.addresses import host_port
 from netstorm.errors import NoRoom, ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer, Peer, encode_body, seal
+from netstorm.protocol.frames import SCHEDULER, Buffer, Peer, encode_body, seal
 from netstorm.protocol.messages import Message
 from netstorm.pslite.machine import OF_MESSAGE, Charge, WaitingBytes
-from netstorm.pslite.sending import SendingHalf, SendQueueItem, Window
+from netstorm.pslite.rates import TcpProgress
+from netstorm.pslite.sending import NOWHERE, Mark, SendingHalf, SendQueueItem, Window
 from netstorm.pslite.van import Connection, PayloadMemory, Transmitter
 
 __all__ = [
@@ -118,6 +119,10 @@ _LITTLE: Final = 65_536
 _FEW: Final = 64
 """Bytes and messages whose acknowledgement may wait: a small part of any window, and of no use to measure."""
 
+_CONNECTING_TRIPS: Final = 8
+"""Round trips that a connection may take until its Welcome, if that is more than `Limits.handshake_s`: one of
+TCP, two of ZeroMQ's handshake, one more with keys, and one of the Hello; and its way may fill meanwhile."""
+
 _MOST_REFUSED: Final = 16_384
 """Messages without room whose numbers are kept: a correct sender has fewer under way (`SendingHalf`)."""
 
@@ -176,6 +181,9 @@ class SessionContext(Protocol):
 
     def acknowledges(self, connection: Connection) -> bool:
         """Return whether the kernel at the other end of a connection acknowledges what is sent."""
+
+    def progress(self, connection: Connection) -> TcpProgress | None:
+        """Return what the kernel knows of a connection that was opened here, even before it is up."""
 
     def may_be_busy(self, peer: Peer, now: float) -> bool:
         """Return whether a peer that does not answer, and whose kernel acknowledges, may just be busy."""
@@ -289,7 +297,7 @@ class Session(ABC):
         """
         if isinstance(message, m.Ack):
             sending = self.sending
-            mark = self._queries.mark_of(message.query) if message.query else 0
+            mark = self._queries.mark_of(message.query) if message.query else NOWHERE
             if sending.acknowledge(message.received, message.beyond, now, mark=mark):
                 self._queries.progress(now, expecting=bool(sending.unacknowledged))
         elif isinstance(message, m.Nack):
@@ -343,6 +351,10 @@ class Session(ABC):
                 if not self.receiving.has(sequence):
                     self.request_again(sequence)
                 room -= nbytes
+
+    def widened(self, streams: int) -> None:
+        """Use more streams of the present connection."""
+        self.sending.window.widen(streams)
 
     def broken(self, reason: str, now: float) -> None:
         """Note that the present connection is gone."""
@@ -399,10 +411,12 @@ class Session(ABC):
         if self.state is not SessionState.UP and self.state is not SessionState.CLOSING:
             return
         if self._control or self._datagrams:
-            bodies = [encode_body(message) for message in self._control] + self._datagrams
+            stream = self._queries.stream
+            bodies = [(encode_body(one), stream if isinstance(one, m.Query) else 0) for one in self._control]
+            bodies += [(body, 0) for body in self._datagrams]
             self._control, self._datagrams = [], []
-            for body in bodies:
-                if not self._transmit(van, body, None, now):
+            for body, stream in bodies:
+                if not self._transmit(van, body, None, now, stream):
                     return
         if self.acknowledge and now >= self._acknowledge_at:
             self.acknowledge = False
@@ -439,13 +453,15 @@ class Session(ABC):
         self.state = following
         self._since = now
 
-    def _transmit(self, van: Transmitter, body: bytes, message: SendQueueItem | None, now: float) -> bool:
+    def _transmit(
+        self, van: Transmitter, body: bytes, message: SendQueueItem | None, now: float, stream: int = 0
+    ) -> bool:
         assert self.connection is not None
         stamp = self._context.stamp()
         counters = self.counters
         if message is None:
             header = seal(body, sequence=0, sent_at=stamp, payload_crc=None)
-            taken = van.transmit(self.connection, header, None)
+            taken = van.transmit(self.connection, header, None, stream)
             size = len(header)
         else:
             again = message.transmissions > 1
@@ -459,7 +475,7 @@ class Session(ABC):
                 resent=again,
                 contended=message.payload is not None and self._context.contended(self.peer),
             )
-            taken = van.transmit(self.connection, header, message.payload)
+            taken = van.transmit(self.connection, header, message.payload, message.stream)
             size = len(header) + message.size - len(body)
             if again and taken:
                 counters.messages_resent += 1
@@ -480,7 +496,8 @@ class Session(ABC):
             self._unanswered(f"no answer for {silence:.1f} s", now)
             return
         if self._queries.query_due(now):
-            self._control.append(m.Query(number=self._queries.query_sent(self.sending.mark(), now)))
+            mark = self.sending.mark(self._queries.sent)
+            self._control.append(m.Query(number=self._queries.query_sent(mark, now)))
 
     def _may_wait(self, silence_s: float, now: float) -> bool:
         """Return whether a peer may be silent for even longer: the kernel of its machine acknowledges, and it
@@ -575,6 +592,8 @@ class OpenedSession(Session):
         self._retry_at = math.inf
         self._failures = 0
         self._attempted_at = 0.0
+        self._far_s = 0.0
+        """How long the present attempt may take, since the peer is so far away; 0: as long as others."""
         self._token: int | None = None
         """The peer's number of this session; None: it has not answered yet."""
         self._reachable_at = -math.inf
@@ -623,14 +642,17 @@ class OpenedSession(Session):
         super().broken(reason, now)
         if self.state is SessionState.DISCONNECTED:
             limits = self._limits
-            longest = min(limits.longest_retry_s, limits.first_retry_s * 2**self._failures)
-            self._retry_at = now + longest * self._context.random.uniform(0.5, 1.0)
+            longest = limits.scheduler_retry_s if self.peer == SCHEDULER else limits.longest_retry_s
+            pause = min(longest, limits.first_retry_s * 2**self._failures)
+            self._retry_at = now + pause * self._context.random.uniform(0.5, 1.0)
             self._failures = min(self._failures + 1, 30)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
         super().tick(now)
         if self.state is SessionState.CONNECTING:
+            if now >= self._due_without_connection():
+                self._allow_for_distance()
             overdue = now >= self._link_deadline()
             if (overdue or now >= self._handshake_deadline()) and self._may_wait(now - self._since, now):
                 self._reachable_at = now
@@ -669,15 +691,25 @@ class OpenedSession(Session):
 
     def _handshake_deadline(self) -> float:
         timeout_s = math.ldexp(self._limits.handshake_s, self._failures)
-        return self._attempted_at + min(timeout_s, self._limits.link_timeout_s / 2)
+        return self._attempted_at + max(min(timeout_s, self._limits.link_timeout_s / 2), self._far_s)
+
+    def _allow_for_distance(self) -> None:
+        """Let this attempt take the round trips that it needs: another one would need them, too."""
+        progress = None if self.connection is None else self._context.progress(self.connection)
+        if progress is not None:
+            far_s = min(_CONNECTING_TRIPS * progress.smoothed_rtt_s, 2 * self._limits.link_timeout_s)
+            self._far_s = max(self._far_s, far_s)
 
     def _link_deadline(self) -> float:
-        return max(self._since, self._reachable_at) + self._limits.link_timeout_s
+        deadline = max(self._since, self._reachable_at) + self._limits.link_timeout_s
+        if self.state is SessionState.CONNECTING:
+            deadline = max(deadline, self._attempted_at + self._far_s)
+        return deadline
 
     def _connect(self, now: float) -> None:
         self.connection = self._context.new_connection()
         self._to_open = True
-        self._attempted_at = now
+        self._attempted_at, self._far_s = now, 0.0
 
     def _disconnected_text(self) -> str:
         limit_s = self._limits.link_timeout_s
@@ -770,11 +802,14 @@ class Limits:
     needs for the bytes in flight."""
     handshake_s: float = 5.0
     """How long a Hello waits for its answer before it is sent again over another connection; doubled with
-    each failure, up to half of `link_timeout_s`."""
+    each failure, up to half of `link_timeout_s`. A peer that is far away has eight round trips."""
     first_retry_s: float = 0.05
     """Wait before the second attempt to connect; doubled with each attempt, so that processes do not all
     connect at once after a switch was restarted."""
     longest_retry_s: float = 1.0
+    scheduler_retry_s: float = 0.25
+    """`longest_retry_s` of a session with the scheduler. Each view after it was restarted waits for the last
+    node to come back."""
     goodbye_s: float = 1.0
     """How long an ending session waits for the other side's Goodbye."""
     pending_hellos: int = 1024
@@ -860,7 +895,7 @@ class QueryTimer:
     def stop(self) -> None:
         """Reset: there is no connection."""
         self.sent = 0
-        self._mark = 0
+        self._mark = NOWHERE
         self._sent_at = -math.inf
         self._unanswered_since = self._next_at = math.inf
         self._excused_at = -math.inf
@@ -881,8 +916,13 @@ class QueryTimer:
         """Return whether it is time for a query."""
         return now >= self._next_at
 
-    def query_sent(self, mark: int, now: float) -> int:
-        """Note a query that is sent after everything before `mark`; return its number."""
+    @property
+    def stream(self) -> int:
+        """Over which the last query is sent."""
+        return self._mark.stream
+
+    def query_sent(self, mark: Mark, now: float) -> int:
+        """Note a query that is sent after everything before `mark` on its stream; return its number."""
         self.sent += 1
         self._mark = mark
         self._sent_at = now
@@ -905,15 +945,16 @@ class QueryTimer:
         """Wait for an answer for as long again: the peer is only busy."""
         self._excused_at = now
 
-    def mark_of(self, query: int) -> int:
-        """Return the mark of the query that an acknowledgement answers; 0 if a later query is still open.
+    def mark_of(self, query: int) -> Mark:
+        """Return the mark of the query that an acknowledgement answers; `NOWHERE` if a later query is still
+        open.
 
         Raises:
             ProtocolViolation: there was no such query.
         """
         if query > self.sent:
             raise ProtocolViolation(f"answers query {query}, and {self.sent} were sent")
-        return self._mark if query and query == self.sent else 0
+        return self._mark if query and query == self.sent else NOWHERE
 
     def _pause(self) -> float:
         return max(self._limits.query_after_s, 4 * self._window.smooth_rtt_s)

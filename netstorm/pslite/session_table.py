@@ -14,6 +14,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Peer
 from netstorm.protocol.messages import Hello
 from netstorm.pslite.link_meter import LinkMeter
+from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.sending import (
     HostTraffic,
     SendingHalf,
@@ -154,6 +155,7 @@ class SessionTable:
         tokens: random.Random,
         stamp: Callable[[], int],
         acknowledges: Callable[[Connection], bool],
+        progress: Callable[[Connection], TcpProgress | None],
         may_be_busy: Callable[[Peer, float], bool],
         trace: Trace | None,
         traffic: HostTraffic | None,
@@ -170,6 +172,7 @@ class SessionTable:
         self.observer: LinkMeter | None = None
         self.acknowledgement_stamp = 0
         self.acknowledges: Final = acknowledges
+        self.progress: Final = progress
         self.may_be_busy: Final = may_be_busy
         self.memory: Final = memory
         self.is_own: Final = is_own

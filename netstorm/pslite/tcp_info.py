@@ -9,7 +9,7 @@ import contextlib
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import zmq
@@ -21,6 +21,8 @@ __all__ = [
     "bytes_received",
     "descriptor_of",
     "is_acknowledged",
+    "loses",
+    "of_streams",
     "progress_of",
     "restart_bbr",
     "shut_down",
@@ -144,6 +146,40 @@ def use_bbr(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def loses(descriptor: int) -> bool:
+    """Return whether losses slow a connection down: it has lost packets, and they are congestion to whatever
+    controls it, as to all but BBR.
+    """
+    progress = progress_of(descriptor)
+    if progress is None or not progress.retransmitted:
+        return False
+    try:
+        with borrowed_socket(descriptor) as connection:
+            name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
+    except OSError:
+        return False
+    return not name.startswith(_BBR)
+
+
+def of_streams(each: Sequence[TcpProgress]) -> TcpProgress:
+    """Return how much the streams of one connection have delivered together."""
+    first = each[0]
+    if len(each) == 1:
+        return first
+    return TcpProgress(
+        delivered=sum(one.delivered for one in each),
+        segment=first.segment,
+        retransmitted=sum(one.retransmitted for one in each),
+        unsent=sum(one.unsent for one in each),
+        window=sum(one.window for one in each),
+        busy_s=sum(one.busy_s for one in each) / len(each),
+        receiver_limited_s=sum(one.receiver_limited_s for one in each) / len(each),
+        smoothed_rtt_s=sum(one.smoothed_rtt_s for one in each) / len(each),
+        min_rtt_s=min(one.min_rtt_s for one in each),
+        bandwidth=sum(one.bandwidth for one in each),
+    )
 
 
 def restart_bbr(descriptor: int) -> bool:

@@ -2,7 +2,8 @@
 
 `ZmqVan` and `MemoryVan` implement it; `netstorm.lab.testing.conformance` tests any implementation. A van
 knows connections, not peers, sessions or messages. It may lose what is in flight when a connection breaks. It
-never reorders messages of a connection and never duplicates them.
+never duplicates messages, and never reorders those of one stream. A connection is one stream, unless the van
+says that it has more (`Widened`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "Transmitter",
     "Van",
     "VanEvent",
+    "Widened",
     "progress_by_peer",
 ]
 
@@ -57,7 +59,17 @@ class Broken:
     """The process at the other end is not admitted any more; the connection may be one that it has opened."""
 
 
-VanEvent: TypeAlias = Received | Broken
+@dataclass(frozen=True, slots=True)
+class Widened:
+    """A connection that was opened here has so many streams from now on: messages with payloads may go over
+    each of them. All end when one ends.
+    """
+
+    connection: Connection
+    streams: int
+
+
+VanEvent: TypeAlias = Received | Broken | Widened
 
 
 class PayloadMemory(Protocol):
@@ -79,7 +91,9 @@ class Transmitter(Protocol):
     def open(self, connection: Connection, host: str, port: int) -> None:
         """See `Van`."""
 
-    def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
+    def transmit(
+        self, connection: Connection, header: bytes, payload: Buffer | None, stream: int = 0
+    ) -> bool:
         """See `Van`."""
 
     def close(self, connection: Connection) -> None:
@@ -103,8 +117,11 @@ class Van(Transmitter, Protocol):
     def open(self, connection: Connection, host: str, port: int) -> None:
         """Begin to connect under a fresh identity. Frames may be sent at once."""
 
-    def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
+    def transmit(
+        self, connection: Connection, header: bytes, payload: Buffer | None, stream: int = 0
+    ) -> bool:
         """Hand over a message without blocking; False: not taken, and the connection is or will be `Broken`.
+        `stream`: of those that the connection has.
 
         The payload may be changed once this returns, unless it is a frame that this van received itself: such
         a frame is shared, not copied.

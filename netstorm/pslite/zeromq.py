@@ -1,5 +1,8 @@
 """The ZeroMQ van: one ROUTER that others connect to, and one DEALER for each connection opened here.
 
+Where losses slow a connection down it gets more DEALERs: a stream each, with a window of its own in TCP. To
+the ROUTER their identities differ in the first byte alone, so what comes over them is of one connection.
+
 A connection never comes back: ZeroMQ's own reconnection is off, and each DEALER has a fresh random identity,
 since with a re-used one the new connection's messages vanish. Its monitor reports when it ends.
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ipaddress
+import math
 import os
 import select
 import socket
@@ -25,6 +29,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import zmq
@@ -41,6 +46,9 @@ from netstorm.pslite.guard import (
     connection_of,
     identity_of,
     is_identity,
+    is_stream,
+    main_of,
+    of_stream,
     raise_descriptor_limit,
 )
 from netstorm.pslite.host_addresses import is_own_address, source_towards
@@ -52,12 +60,14 @@ from netstorm.pslite.system import abandon_after_fork, close_inherited
 from netstorm.pslite.tcp_info import (
     descriptor_of,
     is_acknowledged,
+    loses,
+    of_streams,
     progress_of,
     restart_bbr,
     shut_down,
     use_bbr,
 )
-from netstorm.pslite.van import Broken, Connection, Received, VanEvent
+from netstorm.pslite.van import Broken, Connection, Received, VanEvent, Widened
 
 __all__ = ["SocketOption", "ZmqVan", "accepting", "both", "context_options", "opening"]
 
@@ -65,6 +75,9 @@ __all__ = ["SocketOption", "ZmqVan", "accepting", "both", "context_options", "op
 _MESSAGES_AT_ONCE: Final = 16
 """Most messages that one `poll` returns: about 1 ms of work, before acknowledgements and queues get their
 turn."""
+
+_LOOK_BYTES: Final = 2**20
+"""So much a connection carries between two looks for losses."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
@@ -88,6 +101,7 @@ class ZmqVan:
         unmarked: tuple[str, int] | None = None,
         credentials: Credentials | None = None,
         prefers_bbr: bool = False,
+        streams: int = 1,
     ) -> None:
         """Make a van that does not listen yet.
 
@@ -99,6 +113,7 @@ class ZmqVan:
             unmarked: see above.
             credentials: this process's keys; None: connections are plain.
             prefers_bbr: connections to other machines use BBR, where the kernel lets this process choose it.
+            streams: most of a connection to another machine that loses packets.
 
         Raises:
             SettingsError: the allow list cannot be used.
@@ -108,6 +123,7 @@ class ZmqVan:
         self._marking: Final = marking(dscp)
         self._link_timeout_s: Final = link_timeout_s
         self._prefers_bbr: Final = prefers_bbr
+        self._streams: Final = streams
         self._kernel_silence_s: Final = 3.0 * keepalive_s(link_timeout_s)
         """The kernel asks after a third of that, if nothing else is sent: then an answer should have come."""
         overhead = 0 if credentials is None else MESSAGE_OVERHEAD
@@ -115,6 +131,7 @@ class ZmqVan:
         common = both(max_message_bytes=largest, link_timeout_s=link_timeout_s)
         self._accepting: Final = (*common, *accepting(), *self._marking)
         self._opening: Final = (*common, *opening(link_timeout_s=link_timeout_s))
+        self._sending: Final = (*self._opening, *sending_only())
         self._context: Final[zmq.Context[zmq.Socket[bytes]]] = zmq.Context()
         for option in context_options():
             self._context.set(getattr(zmq, option.name), option.value)
@@ -193,10 +210,9 @@ class ZmqVan:
         self._check_open()
         if connection <= 0 or connection in self._links:
             raise UsageError(f"connection {connection} is not a new positive number")
-        options = self._opening if (host, port) == self.unmarked else (*self._opening, *self._marking)
         ahead = self._take_ahead(host, port)
         try:
-            link = ahead or self._new_link(connection, host, port, options)
+            link = ahead or self._new_link(connection, host, port, self._opening)
         except zmq.ZMQError as error:  # no descriptors left
             reason = (
                 f"no socket to connect to {host_port(host, port)}: {error.strerror}; does `ulimit -n` allow "
@@ -228,7 +244,7 @@ class ZmqVan:
         if (address, port) in self._ahead:
             return
         with contextlib.suppress(zmq.ZMQError):  # no descriptors left: `open` says so if it is needed
-            link = self._new_link(Connection(0), address, port, self._opening)
+            link = self._new_link(Connection(0), address, port, self._opening, marked=False)
             self._ahead[address, port] = link
             link.pending = None
             link.connect(address)
@@ -240,26 +256,21 @@ class ZmqVan:
             link.close(0)
         self._ahead.clear()
 
-    def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
+    def transmit(
+        self, connection: Connection, header: bytes, payload: Buffer | None, stream: int = 0
+    ) -> bool:
         """Hand over a message without blocking; False: not taken, and the connection is or will be
         `Broken`.
         """
         if connection in self._pipes:
             reference = None if payload is None else self.memory.reference(connection, payload)
             return self._pipes.put(connection, header, payload, reference)
-        if connection > 0:
-            link = self._links.get(connection)
-            if link is None:
-                return False
-            if link.pending is not None:
-                link.pending.append((header, None if payload is None else bytes(payload)))
-                return True
-            to = link.socket
-            self._written[to] = connection
-        elif self._router is not None:
-            to = self._router
-            self._written[to] = None
-        else:
+        link = self._links.get(connection)
+        if link is not None and link.pending is not None:
+            link.pending.append((header, None if payload is None else bytes(payload)))
+            return True
+        to = self._way(connection, payload, stream)
+        if to is None:
             return False
         try:
             if connection < 0:
@@ -335,9 +346,10 @@ class ZmqVan:
     def progress(self, connection: Connection) -> TcpProgress | None:
         """Return how much a connection that was opened here has delivered; None: unknown."""
         link = self._links.get(connection)
-        if link is None or not link.up or self.memory.shares(connection):
+        if link is None or self.memory.shares(connection):
             return None  # the kernel delivers references alone
-        return progress_of(link.descriptor)
+        each = [progress_of(stream.descriptor) for stream in (link, *link.streams)]
+        return None if None in each else of_streams([one for one in each if one is not None])
 
     def acknowledges(self, connection: Connection) -> bool:
         """Return whether the kernel at the other end of a connection acknowledges."""
@@ -402,19 +414,89 @@ class ZmqVan:
 
     # --------------------------------------------------------------------------------------------- connecting
 
+    def _way(self, connection: Connection, payload: Buffer | None, stream: int) -> zmq.Socket[bytes] | None:
+        """Return the socket by which a message leaves, and note that it is written to; None: there is
+        none.
+        """
+        if connection < 0:
+            if self._router is not None:
+                self._written[self._router] = None
+            return self._router
+        link = self._links.get(connection)
+        if link is None:
+            return None
+        if payload is not None and self._streams > 1:
+            link.handed += memoryview(payload).nbytes
+            if link.handed >= link.look_at:
+                self._look_for_losses(link)
+        if stream:
+            return link.streams[stream - 1].socket
+        self._written[link.socket] = connection
+        return link.socket
+
     def _new_link(
-        self, connection: Connection, host: str, port: int, options: Iterable[SocketOption]
+        self,
+        connection: Connection,
+        host: str,
+        port: int,
+        options: Iterable[SocketOption],
+        *,
+        identity: bytes = b"",
+        marked: bool = True,
     ) -> ZmqLink:
+        if marked and (host, port) != self.unmarked:
+            options = (*options, *self._marking)
         return ZmqLink(
             self._context,
             options,
             connection,
+            identity=identity or self._guard.fresh_identity(),
             host=host,
             port=port,
             limit_s=self._link_timeout_s,
             guard=self._guard,
             prefers_bbr=self._prefers_bbr,
         )
+
+    def _look_for_losses(self, link: ZmqLink) -> None:
+        """Give a connection more streams, once, if losses slow it down. This machine's own lose nothing."""
+        link.look_at = link.handed + _LOOK_BYTES
+        if is_own_address(link.address):
+            link.look_at = math.inf
+        elif link.up and loses(link.descriptor):
+            self.widen(link.connection)
+
+    def widen(self, connection: Connection) -> None:
+        """Open more streams for a connection that was opened here, and is up. `Widened` follows with each
+        that the other side admits; one that it does not is closed.
+        """
+        link = self._links[connection]
+        link.look_at = math.inf
+        for number in range(1, self._streams):
+            identity = of_stream(link.identity, number)
+            with contextlib.suppress(zmq.ZMQError):  # no descriptors left: one stream goes on
+                stream = self._new_link(connection, link.host, link.port, self._sending, identity=identity)
+                link.not_used.append(stream)
+                self._watch_fd(stream.monitor, partial(self._check_stream, link, stream))
+                self._watch_fd(stream.socket, partial(self._check_stream, link, stream))
+                stream.connect(link.address)
+                stream.socket.send(b"", _NOBLOCK)
+
+    def _check_stream(self, link: ZmqLink, stream: ZmqLink) -> None:
+        """Use a stream once the other side has answered its first message, an empty one."""
+        reason = stream.read_monitor()
+        if stream in link.streams:
+            if reason is not None:
+                self._end(link, reason)
+        elif reason is not None:
+            link.not_used.remove(stream)
+            self._close_sockets(stream, 0)
+        else:
+            with contextlib.suppress(zmq.Again):
+                stream.socket.recv(_NOBLOCK)
+                link.not_used.remove(stream)
+                link.streams.append(stream)
+                self._events.append(Widened(link.connection, 1 + len(link.streams)))
 
     def _take_ahead(self, host: str, port: int) -> ZmqLink | None:
         """Return the connection that was opened ahead to an address; None: there is none that may be used."""
@@ -458,10 +540,14 @@ class ZmqVan:
         if link.up:
             self._not_up.pop(link.connection, None)
         if reason is not None:
-            while self._reader.read_one(link.socket, link.connection, self._events):
-                pass  # what arrived before the end
-            self._came(self._pipes.drain(link.connection))
-            self._break(link, reason)
+            self._end(link, reason)
+
+    def _end(self, link: ZmqLink, reason: str) -> None:
+        """Break a connection, after what has arrived before the end."""
+        while self._reader.read_one(link.socket, link.connection, self._events):
+            pass
+        self._came(self._pipes.drain(link.connection))
+        self._break(link, reason)
 
     def _break_overdue(self) -> None:
         now = clock.monotonic()
@@ -476,6 +562,10 @@ class ZmqVan:
         self._not_up.pop(link.connection, None)
         self._written.pop(link.socket, None)
         self._reader.forget(link.socket)
+        for stream in (link, *link.streams, *link.not_used):
+            self._close_sockets(stream, linger_ms)
+
+    def _close_sockets(self, link: ZmqLink, linger_ms: int) -> None:
         for watched in (link.socket, link.monitor):
             self.unwatch(int(watched.getsockopt(zmq.FD)))
         link.close(linger_ms)
@@ -544,8 +634,8 @@ failures."""
 
 
 class ZmqLink:
-    """One connection opened here: a DEALER under a fresh identity, and the monitor that reports its state. It
-    does not come back once it has ended.
+    """One connection opened here, or a further stream of one: a DEALER under a fresh identity, and the
+    monitor that reports its state. It does not come back once it has ended.
 
     Attributes:
         pending: frames handed over while the host's name is looked up; None once it is connecting.
@@ -553,6 +643,10 @@ class ZmqLink:
         descriptor: the number of its TCP socket, which libzmq owns; -1: it has none yet.
         up: messages can flow.
         refused: no process listens at the address.
+        streams: further streams, in the order in which they can be used.
+        not_used: those that the other side has not answered yet.
+        handed: bytes of payloads that were handed over.
+        look_at: so many bytes after which losses are looked for.
         deadline: when it counts as failed unless it is up by then, on the local clock.
     """
 
@@ -565,12 +659,17 @@ class ZmqLink:
         "connection",
         "deadline",
         "descriptor",
+        "handed",
         "host",
+        "identity",
+        "look_at",
         "monitor",
+        "not_used",
         "pending",
         "port",
         "refused",
         "socket",
+        "streams",
         "up",
     )
 
@@ -580,6 +679,7 @@ class ZmqLink:
         options: Iterable[SocketOption],
         connection: Connection,
         *,
+        identity: bytes,
         host: str,
         port: int,
         limit_s: float,
@@ -592,6 +692,7 @@ class ZmqLink:
             zmq.ZMQError: there are no descriptors left.
         """
         self.connection = connection
+        self.identity: Final = identity
         self.host: Final = host
         self.port: Final = port
         self._guard: Final = guard
@@ -600,7 +701,7 @@ class ZmqLink:
         try:
             for option in options:
                 self.socket.setsockopt(getattr(zmq, option.name), option.value)
-            self.socket.setsockopt(zmq.ROUTING_ID, guard.fresh_identity())
+            self.socket.setsockopt(zmq.ROUTING_ID, identity)
             if guard.authenticator is not None:
                 guard.authenticator.encrypt_opening(self.socket)
             self.monitor: Final = self.socket.get_monitor_socket(int(_MONITORED))
@@ -609,6 +710,10 @@ class ZmqLink:
             raise
         self.pending: list[tuple[bytes, bytes | None]] | None = []
         self.address = ""
+        self.streams: Final[list[ZmqLink]] = []
+        self.not_used: Final[list[ZmqLink]] = []
+        self.handed = 0
+        self.look_at: float = _LOOK_BYTES
         self.descriptor = -1
         self.up = False
         self.refused = False
@@ -772,7 +877,7 @@ class ZmqReader:
             if payload.more:
                 reference = recv(_NOBLOCK, False)
         if connection is None:
-            sender = self._sender(identity, header)
+            sender = self._sender(socket, identity, header)
             if sender is None:
                 return True
             connection, user = sender
@@ -786,7 +891,9 @@ class ZmqReader:
                 events.append(Received(connection, (header.bytes, shared), user))
         return True
 
-    def _sender(self, identity: bytes, header: zmq.Frame) -> tuple[Connection, str] | None:
+    def _sender(
+        self, router: zmq.Socket[bytes], identity: bytes, header: zmq.Frame
+    ) -> tuple[Connection, str] | None:
         """Return the connection of a message to the ROUTER, and the text of its sender's key; None: the
         message is dropped.
         """
@@ -802,9 +909,14 @@ class ZmqReader:
         connection = connection_of(identity)
         if not self._accepted.knows(connection):
             self._guard.heard(connection, header, user)
+            if is_stream(identity) and self._accepted.is_in_use(connection):
+                with contextlib.suppress(zmq.ZMQError):  # it has ended by now
+                    router.send_multipart([identity, b""], _NOBLOCK)
         if self._users is not None and not self._users.admits(user, connection, header):
             self._drop("expelled", header, "the key of its sender is not admitted any more")
             return None
+        if is_stream(identity):
+            return (main_of(connection), user) if len(header) else None
         return connection, user
 
     def _shared_payload(
@@ -983,6 +1095,14 @@ def opening(*, link_timeout_s: float) -> tuple[SocketOption, ...]:
             0,
             "Hello may be handed over before the connection is up; all else waits for the Welcome",
         ),
+    )
+
+
+def sending_only() -> tuple[SocketOption, ...]:
+    """Return the further options of a DEALER over which nothing but an empty message comes back."""
+    return (
+        SocketOption("RCVHWM", 1, "messages; what nobody reads takes no memory"),
+        SocketOption("MAXMSGSIZE", 4096, "bytes; commands of ZeroMQ's handshake have less"),
     )
 
 

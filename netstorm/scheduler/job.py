@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -51,9 +52,17 @@ _MOST_CHARACTERS: Final = 2000
 _STATUS_EVERY_S: Final = 30.0
 """How often the log says how the job is doing."""
 
-_LEAD_S: Final = 2.0
-"""Rounds granted in advance, if the scheduler can come back: twice what it takes to begin on a quiet machine.
-"""
+_LEAD_S: Final = 0.25
+"""Rounds granted in advance: nodes need not report each short one, and another policy applies no later than
+anybody notices."""
+
+_AWAY_S: Final = 2.5
+"""The same if the scheduler can come back: twice what it takes to begin on a quiet machine, and for how long
+reports of short rounds may gather."""
+
+_COME_BACK_S: Final = 0.25
+"""How long nodes have to come back to a scheduler that was restarted before it looks whether they are there.
+Who needs longer loses nothing, as long as its process listens."""
 
 
 class Job:
@@ -120,7 +129,8 @@ class Job:
         self._owners: Final = owner_weights(policy) if replayed is None else replayed.began.owners
         self._policies = {policy.version: policy}
         """By version: those that some node may still have to be told."""
-        lead_s = _LEAD_S if outbox.keeps_log else 0.0  # no other scheduler comes back as soon
+        lead_s = 0.0 if options.elastic else _LEAD_S  # who joins takes part from the first round not granted
+        lead_s = _AWAY_S if outbox.keeps_log else lead_s  # no other scheduler comes back as soon
         self._consistency: Final = Consistency(size, policy.version, lead_s=lead_s)
         self.authority: Final = RoundAuthority(self.keys, self._consistency, size)
         self._leases: Final = Leases(() if replayed is None else replayed.granted)
@@ -134,6 +144,9 @@ class Job:
         """Once a node has reported its local steps."""
         self._remind_at = now + REMIND_EVERY_S
         self._status_at = now + _STATUS_EVERY_S
+        self._to_come: Final = set(self.members.present if replayed is not None else ())
+        """Members of a job that another process served, which have not come back to this one yet."""
+        self._come_by = now + _COME_BACK_S
         for rank in absent:
             self._barriers.exclude(rank)
         if replayed is None:
@@ -188,7 +201,7 @@ class Job:
             self._consistency.without(rank)
         for rank in (*self.silent, *(replayed.finished if self._options.joins else ())):
             self._barriers.exclude(rank)
-        self._barriers.restore(replayed.barriers, now)
+        self._barriers.restore(replayed.barriers, now, reached=replayed.reached)
 
     @property
     def all_finished(self) -> bool:
@@ -288,6 +301,7 @@ class Job:
     def _resume(self, rank: int, message: m.Resume, now: float) -> m.PeerGone | None:
         """Answer a node whose session with another scheduler process ended. Asking twice changes nothing."""
         _log.info("%s is back", self.members.describe(rank))
+        self._to_come.discard(rank)
         self._send(rank, m.Resumed(proof=proof_for_resume(self._proof_key(rank), message.number)))
         for policy in self.policies():
             self._send(rank, m.NewPolicy(policy=policy))
@@ -329,6 +343,7 @@ class Job:
     def tick(self, now: float) -> m.PeerGone | None:
         """Do what is due. Returns why the job cannot go on, if so."""
         self._watch_busy(now)
+        self._ask_for_missing(now)
         gone = self.members.liveness.check(now) or self._check_links(now)
         if gone is None and (timed_out := self._calls.decision(now)) is not None:
             gone = m.PeerGone(rank=-1, kind="timeout", reason=timed_out)
@@ -343,7 +358,11 @@ class Job:
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
         return min(
-            self._remind_at, self._status_at, self.members.liveness.next_check(), self._calls.decide_at()
+            self._remind_at,
+            self._status_at,
+            self._come_by if self._to_come else math.inf,
+            self.members.liveness.next_check(),
+            self._calls.decide_at(),
         )
 
     def status_text(self, now: float) -> str:
@@ -460,17 +479,21 @@ class Job:
         bindings = []
         for event in begun:
             conflict = self._consistency.begun(rank, event, now)
-            name = self.keys.name(event.key)
             if conflict is not None:
-                where = "" if conflict.collective else f"round {event.round} of key {name!r}: "
+                where = "" if conflict.collective else f"{self._name(event)}: "
                 return m.PeerGone(rank=-1, kind="disagreement", reason=f"{where}{conflict}")
+            # Not later: what the next event completes may forget the row that this round runs under.
             bindings += self._consistency.bindings(event.key, event.round)
-            self.members.liveness.did(rank, f"round {event.round} of key {name!r}", now)
+        for event in begun[-1:]:
+            self.members.liveness.did(rank, self._name(event), now)
         if self._outbox.keeps_log:
             granted = ((event.key, self._consistency.granted(event.key)) for event in begun)
             self._outbox.record(self._leases.extend(granted))
         self._send(rank, m.TopologyAnswer(bindings=tuple(bindings)))
         return None
+
+    def _name(self, event: m.RoundBegun) -> str:
+        return f"round {event.round} of key {self.keys.name(event.key)!r}"
 
     def _moved(self, rank: int, message: m.Moved) -> None:
         """Tell all nodes which chunks their root has moved to a later policy.
@@ -640,6 +663,18 @@ class Job:
         """
         self.members.liveness.ended.refused(rank, reason, now)
         return self.members.liveness.check(now)
+
+    def _ask_for_missing(self, now: float) -> None:
+        """Ask about members that have not come back to this process. Their connections ended with the one
+        before, so one that has died meanwhile leaves no other sign here before its heartbeats are overdue.
+        """
+        if not self._to_come or now < self._come_by:
+            return
+        missing = self._to_come.intersection(self.members.present)
+        self._to_come.clear()
+        for rank in sorted(missing):
+            self.members.liveness.ended.disconnected(rank, now)
+        self.members.inquire(sorted(missing))
 
     def _watch_busy(self, now: float) -> None:
         """Ask about ranks whose heartbeats are overdue, and tell all others which of them are busy."""

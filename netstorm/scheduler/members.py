@@ -530,15 +530,21 @@ class BarrierCount:
         self._since.setdefault(number, now)
         return self._advance()
 
-    def restore(self, arrivals: Sequence[int], now: float) -> None:
-        """Go on where another process stopped. `arrivals`: by rank, at how many barriers it had arrived.
+    def restore(self, arrivals: Sequence[int], now: float, *, reached: int = 0) -> None:
+        """Go on where another process stopped.
+
+        Args:
+            arrivals: by rank, at how many barriers it had arrived, or from which on it was waited for.
+            now: the time.
+            reached: so many at least had been reached.
 
         Raises:
             UsageError: more are outstanding than can be.
         """
         self._arrivals[:] = arrivals
+        self._late.update(enumerate(arrivals))  # who was waited for later may still be behind
         waited_for = [count for rank, count in enumerate(arrivals) if rank not in self._excluded]
-        self._reached = min(waited_for, default=max(arrivals))
+        self._reached = max(reached, min(waited_for, default=max(arrivals)))
         if max(arrivals) > self._reached + _OUTSTANDING:
             raise UsageError(
                 f"a rank has arrived at {max(arrivals)} barriers, another one at {self._reached}: at most "

@@ -75,6 +75,8 @@ class ReplayedJob:
     """By incarnation of a process that is in the job no more: why."""
     barriers: list[int]
     """By rank: at how many barriers it has arrived."""
+    reached: int = 0
+    """At how many barriers all had arrived that were waited for."""
     finished: dict[int, dict[int, int]] = field(default_factory=dict)
     """By rank that will push no more: the last round that it pushed, by key."""
 
@@ -130,6 +132,7 @@ class ReplayedJob:
                 for key, round in record.rounds:
                     self.granted[key] = max(self.granted[key], round)
             case Installed():
+                self._wait_at_barriers(record.policy)
                 self.policies[record.policy.version] = record.policy
                 self.version = record.policy.version
                 for key, start in record.starts:
@@ -142,7 +145,8 @@ class ReplayedJob:
             case Viewed():
                 self.agreed_size = sum(member.port > 0 for member in self.members)
             case BarrierArrival():
-                self.barriers[record.rank] = record.number + 1
+                self.barriers[record.rank] = max(self.barriers[record.rank], record.number + 1)
+                self._reach()
             case RankFinished():
                 self.finished[record.rank] = record.last_rounds
 
@@ -153,10 +157,29 @@ class ReplayedJob:
             self.departed[member.incarnation] = departure_text(departure, record.view)
             self.finished.pop(departure.rank, None)
         here = {member.rank: member for member in record.members}
+        for member in self.members:
+            if member.rank not in here or here[member.rank].incarnation != member.incarnation:
+                self.barriers[member.rank] = 0
         self.members = tuple(
             here.get(member.rank, Member(member.rank, member.host, 0, member.site, 0))
             for member in self.members
         )
+
+        self._reach()
+
+    def _wait_at_barriers(self, policy: Policy) -> None:
+        """Wait, from the oldest barrier that is not reached on, for ranks that contribute by now."""
+        for rank in set(self.policies[self.version].silent).intersection(policy.members) - set(policy.silent):
+            self.barriers[rank] = max(self.barriers[rank], self.reached)
+
+    def _reach(self) -> None:
+        silent = self.policies[self.version].silent
+        waited_for = [
+            self.barriers[member.rank]
+            for member in self.members
+            if member.port and member.rank not in silent and member.rank not in self.finished
+        ]
+        self.reached = max(self.reached, min(waited_for, default=max(self.barriers)))
 
     def prune(self) -> None:
         """Forget policies that no round needs any more: ranks are never many rounds apart."""

@@ -87,6 +87,9 @@ _MOST_LEAD: Final = 256
 _NEW_PACE: Final = 0.25
 """What the time between two rounds counts in the pace of their key."""
 
+_PACE_OVER_S: Final = 0.02
+"""Time over which a key's pace is measured: reports name several short rounds, and ranks report in turn."""
+
 _TAKEOVERS: Final = 8
 """Of this many newest versions, those that took chunks over are kept even if no round is bound to them:
 chunks of rounds in progress may have moved there."""
@@ -154,26 +157,34 @@ class _Table:
     complete: int = -1
     """Up to here, every rank has begun every round."""
     restored: bool = False
-    """From a replay log, which does not say which ranks have begun which rounds. A rank that begins round t
-    shows that all have begun round t - `under_way`.
+    """It is not known which ranks have begun which rounds, as a replay log does not say it. A rank that
+    begins round t shows that all have begun round t - `under_way`.
     """
     late: dict[int, int] = field(default_factory=dict)
     """By rank that joined later: the first round that it begins."""
     open: dict[int, _Begun] = field(default_factory=dict)
     """By round: rounds beyond `complete` that some rank has begun."""
-    newest: tuple[int, float] = (-1, math.inf)
-    """The last round that a rank has begun, and when the first one did."""
+    newest: int = -1
+    """The last round that a rank has begun."""
+    paced: tuple[int, float] = (-1, math.inf)
+    """The round that the pace was last measured at, and when it was reported."""
     pace_s: float = math.inf
     """Between the beginnings of two rounds."""
 
     def keep_pace(self, round: int, now: float) -> None:
         """Note that a rank has begun a round."""
-        newest, at = self.newest
-        if round > newest:
-            between = (now - at) / (round - newest) if newest >= 0 else math.inf
-            known = self.pace_s < math.inf
-            self.pace_s = self.pace_s + _NEW_PACE * (between - self.pace_s) if known else between
-            self.newest = round, now
+        if round <= self.newest:
+            return
+        self.newest = round
+        paced, at = self.paced
+        known = self.pace_s < math.inf
+        if paced >= 0 and now <= at + (_PACE_OVER_S if known else 0.0):
+            return
+        rounds = round - paced
+        between = (now - at) / rounds if paced >= 0 else math.inf
+        new = 1 - (1 - _NEW_PACE) ** rounds
+        self.pace_s = self.pace_s + new * (between - self.pace_s) if known else between
+        self.paced = round, now
 
 
 class Consistency:
@@ -279,6 +290,13 @@ class Consistency:
         """
         self._view_version = version
         self._silent = bits_of(silent)
+
+    def forget_who_began(self) -> None:
+        """Go on with ranks that may begin later rounds than all of which is known: of those before they have
+        the results, and the ranks that began them have left.
+        """
+        for table in self.tables.values():
+            table.restored = True
 
     def check(self, rank: int, event: RoundBegun) -> None:
         """Check that a rank can have begun a round.

@@ -30,6 +30,8 @@ __all__ = ["JobWithViews", "Latecomers", "RankPlace", "ViewAgreement", "with_fre
 
 _log = logging.getLogger(__name__)
 
+_NO_STATE: Final = "no rank is left that has the job's state"
+
 _REMEMBERED: Final = 50
 """Changes of the view that are shown to people."""
 
@@ -113,7 +115,7 @@ class JobWithViews(Job):
         """
         match message:
             case m.ViewReport():
-                return self._report(rank, message)
+                return self._report(rank, message, now)
             case m.CaughtUp():
                 self._caught_up(rank)
                 return None
@@ -169,10 +171,8 @@ class JobWithViews(Job):
         self._calls.without(rank)
         self.silent = tuple(other for other in self.silent if other != rank)
         self.later = tuple(other for other in self.later if other != rank)
-        if not set(self.members.present) - set(self.silent):
-            return m.PeerGone(
-                rank=rank, kind="lost", reason=f"{reason}; no rank is left that has the job's state"
-            )
+        if not self.members.present:
+            return m.PeerGone(rank=rank, kind="lost", reason=f"{reason}; {_NO_STATE}")
         text = self._others_may_go_on()
         if text:
             return m.PeerGone(rank=-1, kind="lost", reason=f"{reason}; {text}")
@@ -266,7 +266,7 @@ class JobWithViews(Job):
         members = self.keys.spec(key).members if key in self.keys else ()
         return tuple(rank for rank in members if rank not in self.later) or (-1,) * bool(members)
 
-    def _report(self, rank: int, message: ViewReport) -> m.PeerGone | None:
+    def _report(self, rank: int, message: ViewReport, now: float) -> m.PeerGone | None:
         """Handle a member's report of its results. All wait for it, so a wrong one is the member's end. Once
         all have reported, tell them what is agreed.
 
@@ -285,12 +285,27 @@ class JobWithViews(Job):
         if agreement.ahead:
             reason = "it has the state of a rank that was ahead of all others, and has left the job since"
             return m.PeerGone(rank=agreement.ahead[0], kind="lost", reason=reason)
+        if agreed is not None and agreement.all_are_newcomers:
+            return self._go_on_with_newcomers(now)
         if agreed is not None:
             self._agreement, self._taking_over = None, False
             self._agreed_size = len(self.members.present)
             self._outbox.record(Viewed(view=self.view, agreed=True))
             self.members.send_all(agreed)
             _log.info("view %d is agreed on: %s", self.view, _summary(agreed))
+        return None
+
+    def _go_on_with_newcomers(self, now: float) -> m.PeerGone | None:
+        """Go on with newcomers alone: those that have fetched the state have said so before they reported.
+        Their sums begin in a view of its own, since in the present one nobody contributes.
+        """
+        heirs = [rank for rank in self.members.present if rank not in self.silent]
+        if not heirs:
+            last = next(reversed(self.departed.values()), "all have left")
+            return m.PeerGone(rank=-1, kind="lost", reason=f"{last}; {_NO_STATE}")
+        names = list_some(map(self.members.describe, heirs))
+        self._consistency.forget_who_began()
+        self._begin_view((), (), f"only newcomers are left; the state is with {names}", now)
         return None
 
 
@@ -310,6 +325,7 @@ class ViewAgreement:
     Attributes:
         view: its number.
         missing: the members that have not reported.
+        all_are_newcomers: none has the state, as far as was known when the view began.
         ahead: members whose state has results that others lack and nobody can send them. Once all have
             reported, the view cannot be agreed on with these.
     """
@@ -332,6 +348,7 @@ class ViewAgreement:
         """
         self.view: Final = view
         self.missing: Final = set(members)
+        self.all_are_newcomers: Final = self.missing.issubset(newcomers)
         self.ahead: tuple[int, ...] = ()
         self._newcomers: Final = frozenset(newcomers)
         self._members_of_key: Final = members_of_key

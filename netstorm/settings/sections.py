@@ -701,8 +701,9 @@ class TimeoutSettings:
         seconds(),
         10.0,
         "s",
-        "time to re-establish a broken connection, after which the link counts as failed; a connection over "
-        "which nothing is acknowledged for half of that is broken",
+        "time to re-establish a broken connection, after which the link counts as failed (a new one may take "
+        "eight of its round trips, and twice this, at most); a connection over which nothing is acknowledged "
+        "for half of that is broken",
     )
     link_retry_s: float = setting(
         "NETSTORM_LINK_RETRY",
@@ -755,6 +756,14 @@ class TimeoutSettings:
         "",
         "TCP's congestion control on connections to other machines; auto: bbr, if the kernel lets this "
         "process choose it; system: the system's",
+    )
+    streams: int = setting(
+        "NETSTORM_STREAMS",
+        whole(1, 8),
+        4,
+        "",
+        "most TCP streams of a connection to another machine: it has one, and these once it has lost packets "
+        "under another congestion control than bbr",
     )
     shared_memory: bool = setting(
         "NETSTORM_SHARED_MEMORY",

@@ -140,25 +140,31 @@ class OwnedBlocks(Generic[Values]):
         return self._rule.begins_with_states
 
     def apply(
-        self, block: int, rank: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
+        self,
+        block: int,
+        rank: int,
+        gradient: Gradient,
+        live: tuple[float, ...],
+        done: Callable[[Buffer | None], None],
+        *,
+        reads: bool = False,
     ) -> None:
-        """Have a block updated with a gradient of a rank."""
+        """Have a block updated with a gradient of a rank, and read if its new value is wanted."""
         pulled = self._pulled.get((block, rank))
 
         def update() -> None:
             base = self._base(block, pulled) if self._rule.compensates else None
             self._rule.update(block, self._blocks[block], gradient, live, base)
-            self._thread.post(done)
+            if reads:
+                self._read(block, done)
+            else:
+                self._thread.post(lambda: done(None))
 
         self._thread.call(update)
 
     def read(self, block: int, done: Callable[[Buffer], None]) -> None:
         """Give `done` a copy of a block's value, behind the updates that are queued."""
-
-        def then(copy: Buffer) -> None:
-            self._thread.post(lambda: done(copy))
-
-        self._thread.call(lambda: self._rule.read(self._blocks[block], then))
+        self._thread.call(lambda: self._read(block, done))
 
     def pulled(self, block: int, rank: int, value: Buffer) -> None:
         """Keep what a rank gets, if the rule asks for it."""
@@ -210,6 +216,9 @@ class OwnedBlocks(Generic[Values]):
             self._blocks.pop(block, None)
 
         self._thread.call(drop)
+
+    def _read(self, block: int, done: Callable[[Buffer], None]) -> None:
+        self._rule.read(self._blocks[block], lambda copy: self._thread.post(lambda: done(copy)))
 
     def _base(self, block: int, pulled: Buffer | None) -> Array | None:
         """Return the value that a gradient was computed on: as its rank has pulled it, else the initial one.

@@ -104,7 +104,7 @@ def _kernel(facts: Facts) -> Iterator[Row]:
     elif facts.chooses_bbr:
         yield _ok("bbr", f"is what NetStorm's connections use; other programs' use {facts.congestion}")
     elif "bbr" in facts.congestions:
-        what = f"connections use {facts.congestion}: at 0.02 % loss it gets a quarter of what bbr gets"
+        what = f"connections use {facts.congestion}: a stream with losses gets a part of what bbr gets"
         yield Severity.WARNING, "bbr", what, "sudo sysctl -w net.ipv4.tcp_congestion_control=bbr"
     else:
         what = f"bbr is not loaded; the kernel has {' '.join(facts.congestions) or 'nothing'}"

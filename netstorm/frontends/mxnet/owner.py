@@ -14,6 +14,7 @@ import logging
 import math
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, cast
@@ -70,7 +71,9 @@ class Owner:
         self.rule = rule
         """May be replaced while no rank has a push or pull outstanding."""
         self.runtime: Final = runtime
-        self._calls: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
+        self._calls: Final[deque[Callable[[], None]]] = deque()
+        self._goes_on: Final[queue.SimpleQueue[bool]] = queue.SimpleQueue()
+        """Wakes the thread; False ends it."""
         self._posted: Final = _Posted()
         self._reads: list[_Read] = []
         """Those that the engine gets next. Only the owner's thread uses this."""
@@ -89,7 +92,8 @@ class Owner:
 
     def call(self, function: Callable[[], None]) -> None:
         """Have the owner's thread call a function. From any thread; does not wait."""
-        self._calls.put(function)
+        self._calls.append(function)
+        self.runtime.at_end_of_turn(self._hand_over)
 
     def post(self, function: Callable[[], None]) -> None:
         """Have the I/O thread call a function. From any thread; does not wait."""
@@ -104,23 +108,21 @@ class Owner:
 
     def stop(self) -> None:
         """End the thread."""
-        self._calls.put(None)
+        self._goes_on.put(False)
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         compute_in_background()
-        function = self._calls.get()
-        while function is not None:
-            until = clock.monotonic() + _TOGETHER_S
-            with self._together():
-                while function is not None:
-                    self._call(function)
-                    if self._calls.empty() or clock.monotonic() > until:
-                        break
-                    function = self._calls.get()
-            self._queue_reads()
-            if function is not None:
-                function = self._calls.get()
+        while self._goes_on.get():
+            while self._calls:
+                until = clock.monotonic() + _TOGETHER_S
+                with self._together():
+                    while self._calls and clock.monotonic() < until:
+                        self._call(self._calls.popleft())
+                self._queue_reads()
+
+    def _hand_over(self) -> None:
+        self._goes_on.put(True)
 
     def _call(self, function: Callable[[], None]) -> None:
         if active_calls:

@@ -16,6 +16,7 @@ import os
 import queue
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
@@ -498,13 +499,19 @@ class Batches(Generic[Item]):
         """
         self._function: Final = function
         self._lock = threading.Lock()
-        self._items: Final[queue.SimpleQueue[Item | None]] = queue.SimpleQueue()
+        self._items: Final[deque[Item]] = deque()
+        self._goes_on: Final[queue.SimpleQueue[bool]] = queue.SimpleQueue()
+        """Wakes the thread; False ends it."""
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._forget)
 
-    def add(self, item: Item) -> None:
-        """Have an item processed. Does not wait."""
-        self._items.put(item)
+    def add(self, item: Item, runtime: Runtime) -> None:
+        """Have an item processed, with all that a turn of the I/O thread adds. Does not wait."""
+        self._items.append(item)
+        runtime.at_end_of_turn(self._hand_over)
+
+    def _hand_over(self) -> None:
+        self._goes_on.put(True)
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -514,7 +521,7 @@ class Batches(Generic[Item]):
 
     def _stop(self) -> None:
         if self._thread is not None:
-            self._items.put(None)
+            self._goes_on.put(False)
             self._thread.join(_JOIN_S)
 
     def _forget(self) -> None:
@@ -523,17 +530,15 @@ class Batches(Generic[Item]):
 
     def _run(self) -> None:
         compute_in_background()
-        stopped = False
-        while not stopped:
-            taken = [self._items.get()]
+        goes_on = True
+        while goes_on:
+            goes_on = self._goes_on.get()
             if active_calls:
                 yield_to_call()
-            while not self._items.empty():  # no other thread takes any
-                taken.append(self._items.get())
-            items = [item for item in taken if item is not None]
-            stopped = len(items) < len(taken)
+            items = [self._items.popleft() for _ in range(len(self._items))]  # no other thread takes any
             try:
-                self._function(items)
+                if items:
+                    self._function(items)
             except Exception:  # noqa: BLE001 -- the next batch must be processed nevertheless
                 _log.exception("updates could not be queued")
 
@@ -597,7 +602,7 @@ class DeferredUpdate:
     def sum_arrived(self, error: BaseException | None) -> None:
         """Queue the update with the sum, or end the round with an error; from any thread."""
         if error is None:
-            _batches.add(self)
+            _batches.add(self, self._runtime)
         else:
             self.end_round(error)
 

@@ -249,7 +249,8 @@ class OuterQuorum:
     def average(self, update: torch.Tensor, ranks: Ranks) -> Generator[Waitable, None, torch.Tensor]:
         """Sum what was late before along with it. A rank that has just joined has nothing that is late."""
         live = self._live
-        size = len(live.contributors) if live.is_elastic else ranks.size
+        # There are none while only newcomers are left, and it is open which of them go on.
+        size = max(1, len(live.contributors)) if live.is_elastic else ranks.size
         mine = update.div_(size).cpu()
         late = self._uncounted if live.contributes else None
         self._uncounted = mine.clone() if late is None else late.add_(mine)

@@ -181,7 +181,7 @@ class Asynchronous:
             return
         self._version = policy.version
         self._routed.new_policy(policy)
-        if self._elastic and (of_view or policy.silent != self._silent):
+        if self._elastic and (of_view or policy.silent != self._silent) and _eligible(policy):
             self._change_view(policy)
 
     def _change_view(self, policy: Policy) -> None:

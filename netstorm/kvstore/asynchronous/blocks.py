@@ -16,7 +16,6 @@ from netstorm.errors import Disagreement, ProtocolViolation
 from netstorm.kvstore.forms import Array, Dense, Form, Key, Quantised, RowParts, RowSparse, Values
 from netstorm.kvstore.operations import Outbox
 from netstorm.kvstore.paths.routes import RoutedOutbox, queue_order
-from netstorm.protocol.codecs import row_length
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import (
     Applied,
@@ -365,7 +364,7 @@ def extent(key: Key, chunk: int) -> tuple[int, int]:
     start, end = key.layout.bounds[chunk]
     if not has_whole_rows(key):
         return start, end
-    length = row_length(key.spec.shape)
+    length = key.row_length
     return -(-start // length) * length, -(-end // length) * length
 
 
@@ -379,7 +378,7 @@ def has_whole_rows(key: Key) -> bool:
     """Return whether each row has one owner. Rows longer than a chunk are divided like any values."""
     layout = key.layout
     assert layout is not None
-    return layout.chunks > 0 and row_length(key.spec.shape) <= layout.bounds[0][1]
+    return layout.chunks > 0 and key.row_length <= layout.bounds[0][1]
 
 
 def _chunks(key: Key) -> int:
@@ -428,7 +427,7 @@ def payload_of(form: Form, source: Values, start: int, end: int) -> Buffer | Non
 def as_dense(rows: Rows, key: Key) -> Array:
     """Return rows as a dense array of all elements of a key."""
     values: Array = np.zeros(key.elements, key.dtype)
-    values.reshape(-1, row_length(key.spec.shape))[rows.numbers] = rows.values
+    values.reshape(-1, key.row_length)[rows.numbers] = rows.values
     return values
 
 
@@ -478,7 +477,7 @@ class GradientAssembly:
         """The gradient, once it is complete."""
         if self._values is not None:
             return self._values
-        return joined_rows(self._parts, row_length(self._key.spec.shape), self._key.dtype)
+        return joined_rows(self._parts, self._key.row_length, self._key.dtype)
 
     def add(self, push: Push, payload: Buffer | None) -> bool:
         """Add a part that has passed `check_push`; return False if it was here before.
@@ -631,9 +630,13 @@ class BlockStore(Protocol):
         rank: int,
         gradient: Gradient,
         live: tuple[float, ...],
-        done: Callable[[], None],
+        done: Callable[[Buffer | None], None],
+        *,
+        reads: bool = False,
     ) -> None:
-        """Update a block with a gradient of a rank, which is the store's until it calls `done`."""
+        """Update a block with a gradient of a rank, which is the store's until it calls `done`: with what
+        `read` gives, if it `reads`, else with None.
+        """
 
     def read(self, block: int, done: Callable[[Buffer], None]) -> None:
         """Give `done` a copy of a block's value, which does not change later."""
@@ -948,7 +951,7 @@ def requested_rows(pull: PullRows, payload: Buffer | None, key: Key) -> np.typin
     ):
         numbers = np.frombuffer(payload, "<u4").astype(np.int64)
         start, end = extent(key, pull.chunk)
-        if (numbers[1:] > numbers[:-1]).all() and numbers[-1] < (end - start) // row_length(key.spec.shape):
+        if (numbers[1:] > numbers[:-1]).all() and numbers[-1] < (end - start) // key.row_length:
             return numbers
     raise ProtocolViolation(
         f"a pull of rows of chunk {pull.chunk} of key {key.name!r} that the chunk does not have"
@@ -967,7 +970,7 @@ def values_for(block: Block, ready: Iterable[WaitingPull], staleness: Staleness)
             start, end = extent(key, chunk)
             part = value[start - first : end - first]
             if waiting.rows is not None:
-                part = part.reshape(-1, row_length(key.spec.shape))[waiting.rows].reshape(-1)
+                part = part.reshape(-1, key.row_length)[waiting.rows].reshape(-1)
             message = Value(
                 path=(),
                 hop=0,
@@ -1173,7 +1176,9 @@ class AsynchronousOutbox(RoutedOutbox[Routed]):
 
     def send(self, target: int, message: Routed, payload: Buffer | None = None) -> None:
         """See the base class. The message is of the present view."""
-        super().send(target, msgspec.structs.replace(message, view=self.view), payload)
+        if message.view != self.view:
+            message = msgspec.structs.replace(message, view=self.view)
+        super().send(target, message, payload)
 
     def call(self, function: Callable[[], None]) -> None:
         """Have a store called, soon."""

@@ -23,7 +23,6 @@ from netstorm.kvstore.asynchronous.blocks import (
 from netstorm.kvstore.forms import Key, RowSparse
 from netstorm.kvstore.operations import AsyncOperation, PullOperation, PushOperation, StatesOperation
 from netstorm.observe.log import Counters
-from netstorm.protocol.codecs import row_length
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push, States, Value
 from netstorm.protocol.messages import AsynchronousMessage as Routed
@@ -191,7 +190,7 @@ class Requests:
         """Return the numbers of the rows to pull, within each chunk that has some."""
         key, rows = pull.key, pull.rows
         assert rows is not None
-        length = row_length(key.spec.shape)
+        length = key.row_length
         numbers = {}
         for chunk in self._owners.blocks(key, whole=False):
             start, end = extent(key, chunk)
@@ -313,7 +312,7 @@ class Requests:
         key = pull.key
         start, end = extent(key, message.chunk)
         if pull.rows is not None:
-            length = row_length(key.spec.shape)
+            length = key.row_length
             start, end = (
                 int(place) * length for place in np.searchsorted(pull.rows, (start // length, end // length))
             )

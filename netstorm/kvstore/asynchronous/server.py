@@ -433,11 +433,10 @@ class Serving:
             rank, assembly = block.queue.popleft()
             block.being_applied = rank
             self._release_ahead(block, rank)
-            gradient, push = assembly.gradient, assembly.push
+            gradient, push, reads = assembly.gradient, assembly.push, self._is_awaited(block, rank)
+            done = functools.partial(self._applied, block, rank, push)
             self._routed.call(
-                lambda: served.store.apply(
-                    block.number, rank, gradient, push.live, lambda: self._applied(block, rank, push)
-                )
+                lambda: served.store.apply(block.number, rank, gradient, push.live, done, reads=reads)
             )
 
     def _charge_ahead(self, block: Block, rank: int, push: Push, payload: Buffer | None) -> Charge | None:
@@ -480,6 +479,20 @@ class Serving:
             return False
         return self._staleness.is_fresh_enough(block, waiting, applied)
 
+    def _is_awaited(self, block: Block, rank: int) -> bool:
+        """Return whether a pull waits for the next push of a rank alone, and may have the value then: what is
+        asked for together wakes a thread once.
+        """
+        if self._elastic or not block.pulls:
+            return False
+        applied = [count + (number == rank) for number, count in enumerate(block.applied)]
+        return any(
+            applied[waiting.rank] >= waiting.pull.pushed
+            and not wants_states(waiting)
+            and self._staleness.is_fresh_enough(block, waiting, applied)
+            for waiting in block.pulls
+        )
+
     def _read(self, block: Block, value: Buffer) -> None:
         served = self._served.get(block.key.identity)
         if served is None:  # the job has failed in the meantime
@@ -511,7 +524,7 @@ class Serving:
         for rank, message, payload in answers:
             self._routed.send(rank, message, payload)
 
-    def _applied(self, block: Block, rank: int, push: Push) -> None:
+    def _applied(self, block: Block, rank: int, push: Push, value: Buffer | None) -> None:
         served = self._served.get(block.key.identity)
         if served is None:
             return
@@ -525,7 +538,7 @@ class Serving:
                 self._confirm(block, rank, push, behind)
         block.being_applied = -1
         if not self._lacks(block):
-            block.snapshot = None
+            block.snapshot = value
         self._bytes.ready(_UPDATES)
         self._advance(served, block)
         if self._staleness.applied(block, rank, push.clock):

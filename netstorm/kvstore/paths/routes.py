@@ -551,6 +551,8 @@ class RoutedOutbox(Generic[_M]):
             Overloaded: too much waits here to be forwarded.
         """
         check_route(message, peer, self._rank, self._size)
+        if message.hop == len(message.path) - 1:
+            return True
         further = forwarded_send(
             message,
             payload,
@@ -561,7 +563,7 @@ class RoutedOutbox(Generic[_M]):
         )
         if further is not None:
             self._outbox.add(further)
-        return further is None
+        return False
 
     def complete(self, done: Done, error: Exception | None = None) -> None:
         """Have `done` called, with the error if there is one."""

@@ -303,6 +303,12 @@ class Runtime:
         """Have the I/O thread call `function` with the node and the time, soon; never after `close`."""
         self.process.post(lambda now: function(self.node, now))
 
+    def at_end_of_turn(self, function: Callable[[], None]) -> None:
+        """Call a function that wakes a thread, on the I/O thread once it has sent what there is; see
+        `IoThread.at_end_of_turn`.
+        """
+        self._driver.thread.at_end_of_turn(function)
+
     def ask(self, function: Callable[[GeneralNode], T]) -> concurrent.futures.Future[T]:
         """Have the I/O thread call `function` with the node, and return its result as a future.
 

@@ -211,7 +211,8 @@ class Aggregation:
         for extension in self.extensions:
             extension.begins(round)
         begun = RoundBegun(key=key.identity, round=operation.round, rule=operation.rule)
-        self.topology_requests.record_begin(key, begun, operation.begun_at)
+        granted = self.bindings.granted_of(key.identity)
+        self.topology_requests.record_begin(key, begun, operation.begun_at, granted)
         for chunk, known in enumerate(tuple(round.results)):
             if not known:
                 self.contribute(round, chunk)
@@ -251,7 +252,7 @@ class Aggregation:
 
     def ask_for_binding(self, key: Key, round: int) -> None:
         """Ask what a rank that contributes nothing is not told otherwise: the policy of the next round."""
-        self.topology_requests.record_begin(key, RoundBegun(key.identity, round, ANY_RULE), 0.0)
+        self.topology_requests.record_begin(key, RoundBegun(key.identity, round, ANY_RULE), 0.0, round)
 
     def contribute(self, round: Round, chunk: int) -> None:
         """Add this rank's own contribution to a chunk, unless a result is to come, or it is silent."""
@@ -1040,13 +1041,15 @@ def _report(call: CollectiveCall | None) -> WaitingCall:
 #
 # The later the request, the newer is the policy that the next round gets; but the answer must be here before
 # any rank waits for it. So where rounds take long, the request is sent shortly before the end of a round. And
-# where many rounds of a key may be under way, the scheduler has granted many: one request serves several.
+# where many rounds of a key may be under way, or they are short, the scheduler has granted many: one request
+# serves several.
 
 _AHEAD_S: Final = 0.5
 """How long before the expected end of a round the next policy is requested: far more than an answer takes."""
 
-_PART: Final = 4
-"""A request reports this part of the rounds that may be under way; what is left lasts for several answers."""
+_PART: Final = 3
+"""A request waits for rounds until only this many times as many may begin after them: they last for several
+answers."""
 
 _LONGEST_S: Final = 0.25
 """How long a report waits for others: a mismatch of calls should be found while it can still be
@@ -1073,11 +1076,11 @@ class TopologyRequests:
         self._recent: Final[dict[int, deque[RoundBegun]]] = {}
         """The last ones, by key."""
 
-    def record_begin(self, key: Key, round: RoundBegun, now: float) -> None:
-        """Record that a round of a key has begun here."""
+    def record_begin(self, key: Key, round: RoundBegun, now: float, granted: int) -> None:
+        """Record that a round of a key has begun here; `granted` is the last one that may begin."""
         recent = self._recent.setdefault(round.key, deque(maxlen=key.rounds_under_way + 1))
         recent.append(round)
-        enough = key.rounds_under_way // _PART
+        enough = (granted - round.round) // _PART
         if self.round_s > 2 * _AHEAD_S:
             self.request_now(round.key)
             self._deferred[round.key] = round
@@ -1086,8 +1089,9 @@ class TopologyRequests:
             gathered.append(round)
             self.due = min(self.due, now + _LONGEST_S)
             if len(gathered) >= enough:
-                self.request_all(round.key)
+                self.request_gathered()
         else:
+            self.request_all(round.key)
             self.pending.append(round)
 
     def record_result(self, round: Round) -> None:
@@ -1111,8 +1115,12 @@ class TopologyRequests:
     def tick(self, now: float) -> None:
         """Report what has waited long enough for others."""
         if now >= self.due:
-            for key in list(self._gathered):
-                self.request_all(key)
+            self.request_gathered()
+
+    def request_gathered(self) -> None:
+        """Report what waits for others now."""
+        for key in list(self._gathered):
+            self.request_all(key)
 
     def take(self) -> tuple[RoundBegun, ...]:
         """Return the requests to send now, once."""

@@ -71,8 +71,8 @@ class Bindings:
             ProtocolViolation: a round that was granted under one version would now run under another.
         """
         table = self._tables.setdefault(binding.key, [])
-        known = dict(table).get(binding.from_round)
-        if known is not None and known != binding.version:
+        known, view = dict(table).get(binding.from_round), self._view_version
+        if known is not None and max(known, view) != max(binding.version, view):  # as `version_of` has them
             raise ProtocolViolation(
                 f"the scheduler bound round {binding.from_round} of key {binding.key} to policy "
                 f"{known} and now to {binding.version}"
@@ -88,7 +88,7 @@ class Bindings:
 
     def version_of(self, key: int, round: int) -> int | None:
         """Return the policy version of a round, or None if the scheduler has not granted it yet."""
-        if round > self._granted.get(key, -1):
+        if round > self.granted_of(key):
             return None
         found = None
         for from_round, version in self._tables[key]:
@@ -96,6 +96,10 @@ class Bindings:
                 break
             found = version
         return None if found is None else max(found, self._view_version)
+
+    def granted_of(self, key: int) -> int:
+        """Return the last round of a key that this rank has been granted; -1: none."""
+        return self._granted.get(key, -1)
 
     def granted(self) -> dict[int, int]:
         """Return the last round of each key that this rank has been granted."""

@@ -539,6 +539,11 @@ class CompleteRounds:
         beyond -= {number for number in beyond if number <= self.up_to[key]}
         self._advance(key, beyond)
 
+    def clear(self) -> None:
+        """Count no round of the known keys as complete."""
+        self.up_to.update(dict.fromkeys(self.up_to, -1))
+        self._beyond.clear()
+
     def __contains__(self, key_and_round: tuple[int, int]) -> bool:
         """Return whether a round, given as (key, number), is complete."""
         key, round = key_and_round

@@ -114,6 +114,13 @@ class ViewChanges(Extension):
             begins=dict(self.begins_at),
         )
 
+    def join_again(self) -> None:
+        """Begin as in the first view: this rank has no state yet, and who has it now may be further behind
+        than who had it before.
+        """
+        self.fresh = True
+        self._rounds.complete.clear()
+
     def agree(self, message: ViewAgreed) -> bool:
         """Send the results that others lack, and move all other chunks to the view's policy. Return whether
         this ends the change; if not, a newer view was announced.

@@ -118,12 +118,19 @@ class SimulatedBlockStore(OwnedBlocks[Array]):
         return self._blocks
 
     def apply(
-        self, block: int, rank: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
+        self,
+        block: int,
+        rank: int,
+        gradient: Gradient,
+        live: tuple[float, ...],
+        done: Callable[[Buffer | None], None],
+        *,
+        reads: bool = False,
     ) -> None:
         """Have a block updated, and record on what."""
         last = self._pulled.get((block, rank))
         self.pushed_on.append((block, rank, None if last is None else np.frombuffer(last, self._dtype)))
-        super().apply(block, rank, gradient, live, done)
+        super().apply(block, rank, gradient, live, done, reads=reads)
 
 
 class AsynchronousStore:

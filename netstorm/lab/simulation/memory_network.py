@@ -386,8 +386,12 @@ class MemoryVan:
             raise UsageError(f"connection {connection} is not a new positive number")
         self._opened[connection] = self._network.connect(self, connection, host, port)
 
-    def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
-        """Hand over a message; the payload is copied, unless it is a frame that a van has received."""
+    def transmit(
+        self, connection: Connection, header: bytes, payload: Buffer | None, stream: int = 0
+    ) -> bool:
+        """Hand over a message; the payload is copied, unless it is a frame that a van has received. Each
+        connection is one stream.
+        """
         pipe = self._opened.get(connection) or self._accepted.get(connection)
         if pipe is None or self._shut:
             return False

@@ -614,6 +614,7 @@ class ProcessFactory:
             ),
             rng=chance,
             acknowledges=van.acknowledges,
+            progress=van.progress,
             counters=counters,
             traffic=None if self._traffic is None else self._traffic(van.host),
         )

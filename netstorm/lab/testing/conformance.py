@@ -5,6 +5,7 @@ faults.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from netstorm.lab.testing.recorder import RecordingProcess, part
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.session import Limits
-from netstorm.pslite.van import Broken, Connection, Received, Van, VanEvent
+from netstorm.pslite.van import Broken, Connection, Received, Van, VanEvent, Widened
 
 __all__ = ["DeliveryConformance", "FaultyVan", "VanConformance"]
 
@@ -403,13 +404,16 @@ class DeliveryConformance:
         *,
         ordered: bool,
     ) -> None:
-        """Connections break at random on either side's hand-over, bits flip in headers and payloads."""
+        """Connections break at random on either side's hand-over, bits flip in headers and payloads; some
+        connections have several streams.
+        """
         rng = random.Random(seed)
         processes, vans = self.processes(world, rng, ordered=ordered)
         for van in vans:
             van.broken_probability = 0.02
             van.header_probability = 0.01
             van.payload_probability = 0.03
+            van.streams = 1 + seed
         here, there = processes
         payloads = [rng.randbytes(rng.choice([0, 10, 3000, 100_000])) for _ in range(self.messages)]
         there.connect(here)  # both ways, over connections of their own
@@ -456,15 +460,21 @@ class FaultyVan:
         broken_probability: that a connection opened here breaks when a message is handed over.
         header_probability: that a bit of a frame 0 changes.
         payload_probability: that a bit of a payload changes.
+        streams: of each connection opened here, from its first payload on. Messages over one stream come in
+            order, and may pass, and be passed by, those over others.
     """
 
     def __init__(self, van: Van, rng: random.Random) -> None:
         self.broken_probability = 0.0
         self.header_probability = 0.0
         self.payload_probability = 0.0
+        self.streams = 1
         self._van = van
         self._random = rng
         self._events: list[VanEvent] = []
+        self._widened: set[Connection] = set()
+        self._held: dict[tuple[Connection, int], deque[tuple[bytes, bytes | None]]] = {}
+        """What is on its way over further streams."""
 
     def bind(self, host: str, port: int) -> int:
         """See `Van`."""
@@ -474,16 +484,26 @@ class FaultyVan:
         """See `Van`."""
         self._van.open(connection, host, port)
 
-    def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
+    def transmit(
+        self, connection: Connection, header: bytes, payload: Buffer | None, stream: int = 0
+    ) -> bool:
         """See `Van`."""
         if connection > 0 and self._random.random() < self.broken_probability:
-            self._van.close(connection)
+            self.close(connection)
             self._events.append(Broken(connection, "the test broke it"))
             return bool(self._random.getrandbits(1))
-        return self._van.transmit(connection, header, payload)
+        if connection > 0 and payload is not None and self.streams > 1 and connection not in self._widened:
+            self._widened.add(connection)
+            self._events.append(Widened(connection, self.streams))
+        if stream and self.streams > 1:
+            held = self._held.setdefault((connection, stream), deque())
+            held.append((header, None if payload is None else bytes(payload)))
+            return True
+        return self._van.transmit(connection, header, payload, stream)
 
     def close(self, connection: Connection) -> None:
         """See `Van`."""
+        self._held = {place: held for place, held in self._held.items() if place[0] != connection}
         self._van.close(connection)
 
     def admit(self, connection: Connection) -> None:
@@ -504,6 +524,9 @@ class FaultyVan:
 
     def poll(self, timeout_s: float) -> list[VanEvent]:
         """See `Van`."""
+        for (connection, _), held in self._held.items():
+            if held and self._random.random() < 0.5:
+                self._van.transmit(connection, *held.popleft())
         events, self._events = self._events, []
         for event in self._van.poll(0.0 if events else timeout_s):
             events.append(self._changed(event) if isinstance(event, Received) else event)

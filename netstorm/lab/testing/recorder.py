@@ -122,6 +122,7 @@ class RecordingProcess:
             stamp=lambda: int(now() * 1e9),
             limits=limits,
             rng=random.Random(f"{seed} {rank}"),
+            progress=van.progress,
         )
         self.stack = Stack(self.machine, self.endpoint)
         self._now = now

@@ -103,7 +103,7 @@ def test_a_rank_that_dies_is_named_at_all_others_within_seconds(number, tmp_path
 
 
 def test_an_exception_in_the_block_of_a_group_is_told_to_the_others(tmp_path):
-    # Well after the others' "running": a word of a failure may come before the result of the sum just before it.
+    # Well after the others' "running": word of a failure may come before the result of the sum before it.
     call = "group.allreduce(1); assert step < 50 or group.rank != 2, 'a bug'"
     ended = run_job(tmp_path, 3, LOOP.format(call=call))
     assert "AssertionError: a bug" in ended[2].err

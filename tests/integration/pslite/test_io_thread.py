@@ -57,6 +57,25 @@ def test_the_error_of_a_call_is_its_futures_or_goes_to_a_function_and_the_thread
     assert [type(error) for error in errors] == [ZeroDivisionError]
 
 
+def test_what_belongs_at_the_end_of_a_turn_is_called_once_after_all_that_has_come(processes):
+    process = processes()
+    seen = []
+
+    def end():
+        seen.append("end")
+
+    def first(_now):
+        for _ in range(2):
+            process.thread.at_end_of_turn(end)
+            process.thread.post(lambda _: seen.append("call"))
+
+    process.thread.call(first).result(10)
+    process.thread.call(lambda _: None).result(10)
+    assert seen == ["end", "call", "call"]
+    process.thread.at_end_of_turn(end)
+    assert seen[-1] == "end", "on another thread it is called at once"
+
+
 def test_calls_from_many_threads_are_all_made_each_threads_in_its_order(processes):
     process = processes()
     seen = []

@@ -20,7 +20,8 @@ from netstorm.observe.log import Counters
 from netstorm.pslite import zeromq as zmq_options
 from netstorm.pslite.guard import LETTER
 from netstorm.pslite.host_addresses import source_towards
-from netstorm.pslite.van import Broken, Connection, Received, VanEvent
+from netstorm.pslite.tcp_info import borrowed_socket, shut_down
+from netstorm.pslite.van import Broken, Connection, Received, VanEvent, Widened
 from netstorm.pslite.zeromq import ZmqVan
 
 A, B = Connection(1), Connection(2)
@@ -108,6 +109,96 @@ def test_those_that_are_not_needed_are_closed(vans):
     assert isinstance(event, Broken)
     assert event.connection == ahead
     still_works(here, there, port)
+
+
+# ------------------------------------------------------------------------------------------------------
+# streams
+
+
+def local_port(link, number):
+    stream = link if not number else link.streams[number - 1]
+    with borrowed_socket(stream.descriptor) as connection:
+        return connection.getsockname()[1]
+
+
+def widened(here, there, port):
+    """Return a connection with three streams, as the other side knows it."""
+    here.open(A, "127.0.0.1", port)
+    here.transmit(A, b"first", None)
+    [first] = poll_until(there, bool)
+    there.admit(first.connection)
+    here.widen(A)
+    while here.poll(0.01)[-1:] != [Widened(A, 3)]:
+        assert not there.poll(0.01), "what makes a stream known is no message"
+    return first.connection
+
+
+def test_what_comes_over_any_stream_is_of_one_connection(vans):
+    counters = Counters()
+    (here, _), (there, port) = vans(streams=3), vans(counters=counters)
+    connection = widened(here, there, port)
+    assert counters.get("accepted_connections") == 3
+    for number in range(30):
+        assert here.transmit(A, b"%d" % number, bytes(1000), number % 3)
+    events = poll_until(there, lambda events: len(events) == 30)
+    assert {event.connection for event in events} == {connection}
+    for stream in range(3):
+        numbers = [int(event.frames[0]) for event in events if int(event.frames[0]) % 3 == stream]
+        assert numbers == list(range(stream, 30, 3)), "each keeps its order"
+    there.transmit(connection, b"answer", None)
+    [answer] = poll_until(here, bool)
+    assert (answer.connection, answer.frames) == (A, (b"answer",))
+    assert here.progress(A).delivered > 3
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_with_one_stream_the_connection_ends_at_both_sides(vans, number):
+    (here, _), (there, port) = vans(streams=3), vans()
+    connection = widened(here, there, port)
+    link = here._links[A]
+    shut_down(
+        link.descriptor if not number else link.streams[number - 1].descriptor, local_port(link, number)
+    )
+    [mine] = poll_until(here, bool)
+    assert isinstance(mine, Broken)
+    assert mine.connection == A
+    assert connection in {event.connection for event in poll_until(there, bool)}
+    there.close(connection)
+    deadline = time.monotonic() + 20
+    while there.accepted:  # the others end, too
+        assert time.monotonic() < deadline
+        there.poll(0.05)
+    while there.poll(0.05):
+        pass
+    still_works(here, there, port)
+
+
+def test_a_connection_without_a_session_gets_no_streams(vans):
+    (here, _), (there, port) = vans(streams=3), vans()
+    here.open(A, "127.0.0.1", port)
+    here.transmit(A, b"first", None)
+    poll_until(there, bool)
+    here.widen(A)
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        assert not here.poll(0.02)
+        assert not there.poll(0.02)
+    assert here.transmit(A, b"second", bytes(10))
+    [second] = poll_until(there, bool)
+    assert second.frames[0] == b"second"
+
+
+def test_connections_within_this_machine_have_one_stream(vans, monkeypatch):
+    (here, _), (there, port) = vans(streams=3), vans()
+    monkeypatch.setattr(zmq_options, "loses", lambda _: True)
+    here.open(A, "127.0.0.1", port)
+    here.transmit(A, b"first", None)
+    [first] = poll_until(there, bool)
+    there.admit(first.connection)
+    for _ in range(3):
+        assert here.transmit(A, b"", bytes(2**20))
+        poll_until(there, bool)
+    assert here._links[A].not_used == here._links[A].streams == []
 
 
 # ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 
@@ -15,13 +16,13 @@ from netstorm.pslite.zeromq import ZmqVan
 
 
 class ProxiedWorld:
-    def __init__(self, credentials=None):
-        self.credentials = credentials
+    def __init__(self, make_van=ZmqVan):
+        self.make_van = make_van
         self.vans = []
         self.proxies = []
 
     def make(self):
-        van = ZmqVan(credentials=self.credentials)
+        van = self.make_van()
         self.vans.append(van)
         proxy = TcpProxy("127.0.0.1", van.bind("127.0.0.1", 0))
         self.proxies.append(proxy)
@@ -59,15 +60,38 @@ class TestZmqVan(VanConformance):
     pass
 
 
+@pytest.fixture
+def credentials(tmp_path):
+    node = NodeKey.create(tmp_path / "node.key", "node")
+    (tmp_path / "allow").write_text(node.line)
+    return Credentials.of_process(JobKey.fresh(), node, tmp_path / "allow")
+
+
 class TestEncryptedZmqVan(VanConformance):
     @pytest.fixture
-    def world(self, tmp_path):
-        node = NodeKey.create(tmp_path / "node.key", "node")
-        (tmp_path / "allow").write_text(node.line)
-        world = ProxiedWorld(Credentials.of_process(JobKey.fresh(), node, tmp_path / "allow"))
+    def world(self, credentials):
+        world = ProxiedWorld(lambda: ZmqVan(credentials=credentials))
         yield world
         world.close()
 
 
 class TestDeliveryOverZmqVans(DeliveryConformance):
     pass
+
+
+class WidenedVan(ZmqVan):
+    """Has three streams of each connection that carries a payload, though this machine loses nothing."""
+
+    def transmit(self, connection, header, payload, stream=0):
+        taken = super().transmit(connection, header, payload, stream)
+        if connection > 0 and payload is not None and taken and self._links[connection].look_at < math.inf:
+            self.widen(connection)
+        return taken
+
+
+class TestDeliveryOverStreams(DeliveryConformance):
+    @pytest.fixture
+    def world(self, credentials):
+        world = ProxiedWorld(lambda: WidenedVan(streams=3, credentials=credentials))
+        yield world
+        world.close()

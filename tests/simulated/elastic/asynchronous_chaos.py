@@ -197,6 +197,10 @@ class AsynchronousChaos(chaos.Chaos):
         if len(self.ended) < PROCESSES:
             super().start(rank)
 
+    def holders(self):
+        """See the base class. Values are with their owners, which newcomers are not yet."""
+        return super().holders() - set(self.job.silent)
+
     # ----------------------------------------------------------------------------- what may be lost at once
 
     def record_versions(self, node):

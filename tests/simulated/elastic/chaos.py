@@ -298,8 +298,7 @@ class Chaos:
         self.busy_until = max(self.busy_until, self.cluster.now + seconds)
 
     def holders(self) -> set[int]:
-        """Return the ranks that have the job's state, as the scheduler says, and that nothing ails."""
-        silent = self.job.silent if self.job is not None else ()
+        """Return the ranks that have the job's state, contributing or not, and that nothing ails."""
         return {
             rank
             for rank, program in self.programs.items()
@@ -307,7 +306,6 @@ class Chaos:
             and program.has_state
             and program.node.failure is None
             and rank in self.job.members.present
-            and rank not in silent
             and not self.at_risk[rank]
         }
 

@@ -192,6 +192,24 @@ def test_owner_and_replica_that_are_lost_together_are_both_named():
     assert "its owner and its replica have left together (ranks 0, 1, 3)" in str(second)
 
 
+def test_a_newcomer_whose_owners_have_all_left_ends_by_name():
+    """It has no state and needs none: the values were with them."""
+    job = Job()
+    job.push(range(NODES))
+    job.crash(3)
+    job.cluster.start(3)
+    node = job.cluster.started(3)
+    job.cluster.run_until(lambda: node.joined.ended, 20.0, "a rank that comes back")
+    store = job.stores[3] = AsynchronousStore(node, job.cluster.timeline)
+    store.join("w", np.zeros(NODES * 16, "int64"))
+    for rank in range(3):
+        job.cluster.faults.crash(rank)
+    pulled = store.pull("w")
+    job.cluster.run_until_ended([pulled], WAIT_S)
+    assert isinstance(pulled.error, NodeLost)
+    assert "no rank is left that has the job's state" in str(pulled.error)
+
+
 def test_a_rank_that_sends_states_piece_by_piece_is_not_silent():
     job = Job(delay_s=0.01)
     job.push(range(NODES))

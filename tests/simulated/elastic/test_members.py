@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from netstorm.errors import NodeRemoved
+from netstorm.errors import NodeLost, NodeRemoved
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.frames import SCHEDULER
 from netstorm.scheduler import rounds as consistency
 from netstorm.scheduler.policies import tree_pairs
 from netstorm.topology.network import Link, Network, Node, Rank
 from tests.simulated.elastic.elastic_run import STEPS, ElasticRun
+from tests.simulated.jobs import examples
 
 AHEAD = 32
 
@@ -46,6 +51,104 @@ def test_each_of_two_newcomers_gets_the_state_in_the_middle_of_the_job(seed, sta
     assert all(one.has_state for one in came), "none waits for the job's end"
     assert all(one.step < 3 * STEPS for one in run.programs.values()), "the job has ended: this shows nothing"
     run.run_to_the_end()
+
+
+# ------------------------------ all die that contribute, while newcomers have all of the state, or part of it
+
+
+def job_of(run) -> Any:
+    """Return the job as its scheduler has it."""
+    return run.cluster.scheduler.machine.job
+
+
+def crash_contributors(run, *, silent=False):
+    """End all processes that are no newcomers; return their ranks."""
+    job = job_of(run)
+    gone = sorted(set(job.members.present) - set(job.silent))
+    for rank in gone:
+        run.cluster.faults.crash(rank, silent=silent)
+    return gone
+
+
+@given(st.integers(0, 2**32), st.integers(2, 5), st.booleans())
+@examples(4)
+def test_newcomers_that_have_fetched_the_state_go_on_alone(seed, nodes, states_differ):
+    check_newcomers_go_on(seed, nodes, states_differ=states_differ)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@given(st.integers(0, 2**32), st.integers(2, 5), st.booleans())
+@settings(max_examples=100)
+def test_newcomers_that_have_fetched_the_state_go_on_alone_many_seeds(seed, nodes, states_differ):
+    check_newcomers_go_on(seed, nodes, states_differ=states_differ)
+
+
+def check_newcomers_go_on(seed, nodes, *, states_differ=False):
+    chance = random.Random(f"alone {seed}")
+    run = ElasticRun(seed, nodes, states_differ=states_differ, keep_log=True)
+    cluster, job = run.cluster, job_of(run)
+    cluster.run_for(0.5)
+    for rank in chance.sample(range(nodes), chance.randint(1, nodes - 1)):
+        cluster.faults.crash(rank)
+        cluster.at(cluster.now + 0.5 + chance.random(), functools.partial(run.start_again, rank))
+
+    def newcomer_has_state():
+        return any(run.programs[rank].running and run.programs[rank].has_state for rank in job.silent)
+
+    cluster.run_until(newcomer_has_state, 30.0, "a newcomer with the state")
+    gone = crash_contributors(run, silent=chance.random() < 0.3)
+    if chance.random() < 0.3:
+        cluster.faults.crash(SCHEDULER)
+        cluster.at(cluster.now + chance.choice((0.01, 1.0)), lambda: cluster.start(SCHEDULER))
+    for rank in gone:
+        cluster.at(cluster.now + chance.choice((0.1, 1.0, 8.0)), functools.partial(run.start_again, rank))
+    cluster.run_for(12.0)
+    run.run_to_the_end()
+    assert all(one.running and one.step == STEPS for one in run.programs.values())
+
+
+def slowly(plan, seconds):
+    """Return the plan of a program that rests before each step."""
+    return dataclasses.replace(plan, pause_s=lambda _rank, _step: seconds)
+
+
+def test_a_newcomer_without_the_state_begins_anew_with_that_of_one_that_is_further_behind():
+    """Rank 1 has the state, and rests; rank 2 comes much later, and is told of later rounds alone."""
+    run = ElasticRun(2, 3, steps=200, pause_s=0.05)
+    cluster, job = run.cluster, job_of(run)
+    for rank in (1, 2):
+        cluster.faults.crash(rank)
+    cluster.run_for(2.0)
+    fast, run.plan = run.plan, slowly(run.plan, 5.0)
+    run.start_again(1)
+    cluster.run_until(lambda: run.programs[1].has_state, 10.0, "the state at rank 1")
+    behind, run.plan = run.programs[1].step, fast
+    cluster.run_until(lambda: run.programs[0].step >= behind + 20, 10.0, "steps of rank 0 alone")
+    run.start_again(2)
+    cluster.run_until(lambda: 2 in job.silent and not job.changing, 10.0, "a view with rank 2")
+    assert (job.silent, run.programs[2].has_state) == ((1, 2), False)
+    assert crash_contributors(run) == [0]
+    setattr(run.programs[1], "_plan", fast)  # noqa: B010
+    run.run_to_the_end()
+    assert run.programs[2].fetched in (behind, behind + 1)
+    assert [run.programs[rank].step for rank in (1, 2)] == [200, 200]
+
+
+def test_the_job_ends_by_name_if_no_newcomer_has_all_of_the_state():
+    run = ElasticRun(3, 2)
+    cluster, job = run.cluster, job_of(run)
+    cluster.faults.crash(1)
+    cluster.run_for(2.0)
+    run.start_again(1)
+    cluster.run_until(lambda: 1 in job.silent and not job.changing, 10.0, "a view with rank 1")
+    assert not run.programs[1].has_state
+    crash_contributors(run)
+    cluster.run_until(lambda: run.programs[1].error is not None, 10.0, "the end")
+    error = run.programs[1].error
+    assert isinstance(error, NodeLost)
+    assert "rank 0 (node0:" in str(error)
+    assert "no rank is left that has the job's state" in str(error)
 
 
 # ------------------------------------ a node that was cut off for so long that its job has gone on without it

@@ -22,6 +22,19 @@ def test_results_are_exact_while_nodes_and_the_scheduler_die_and_come_back(seed,
     check_with_restarts(seed, nodes, deaths=2)
 
 
+@pytest.mark.parametrize(
+    ("seed", "nodes"),
+    [
+        pytest.param(2193, 2, id="a newcomer with the state is at a barrier when the last other rank dies"),
+        pytest.param(5109, 2, id="a restarted scheduler must know which barrier a newcomer comes to next"),
+        pytest.param(7179, 2, id="a rank misses a view in which another process gets a rank"),
+        pytest.param(5034, 3, id="two others die that a newcomer with the state would have summed with"),
+    ],
+)
+def test_jobs_whose_schedulers_died_and_that_have_failed_once(seed, nodes):
+    check_with_restarts(seed, nodes, deaths=4)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @given(st.integers(0, 2**32), st.integers(2, 5))
@@ -62,6 +75,41 @@ def check_with_restarts(seed, nodes, *, deaths):
     cluster.run_until(lambda: cluster.now > at + 9.0, 60.0, "all deaths")
     run.run_to_the_end()
     assert run.checks.checked > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("dies_after_s", "away_s"), [(0.1, 1.0), (1.01, 1.0), (0.1, 8.0)])
+def test_who_has_died_while_the_scheduler_was_away_holds_the_others_up_for_less_than_a_second(
+    seed, dies_after_s, away_s
+):
+    """After 8 s its neighbours have given it up, and say nothing more of it."""
+    run = ElasticRun(seed, 4, steps=400, pause_s=0.1, keep_log=True)
+    cluster, victim = run.cluster, run.programs[2]
+    cluster.run_for(2.0)
+    begin = cluster.now
+    cluster.faults.crash(SCHEDULER)
+    cluster.at(begin + away_s, functools.partial(cluster.start, int(SCHEDULER)))
+    cluster.at(begin + dies_after_s, functools.partial(cluster.faults.crash, 2))
+    cluster.run_for(away_s + 0.1)
+    step = max(one.step for one in run.programs.values()) + 2
+    others = [one for one in run.programs.values() if one is not victim]
+    cluster.run_until(lambda: all(one.step >= step for one in others), 0.8, "steps of all others")
+
+
+@pytest.mark.parametrize("stopped_s", [0.5, 2.0, 4.0])
+def test_who_is_stopped_while_the_scheduler_is_restarted_is_still_in_the_job(stopped_s):
+    run = ElasticRun(3, 3, steps=400, pause_s=0.1, keep_log=True)
+    cluster = run.cluster
+    cluster.run_for(2.0)
+    begin = cluster.now
+    cluster.faults.suspend(1, stopped_s)
+    cluster.faults.crash(SCHEDULER)
+    cluster.at(begin + 0.2, functools.partial(cluster.start, int(SCHEDULER)))
+    cluster.run_for(stopped_s + 3.0)
+    assert run.programs[1].running
+    assert cluster.is_member(run.programs[1].node)
+    step = run.programs[1].step + 5
+    cluster.run_until(lambda: all(one.step >= step for one in run.programs.values()), 5.0, "five steps")
 
 
 @given(st.integers(0, 2**32), st.integers(3, 5), st.booleans(), st.booleans())

@@ -84,3 +84,37 @@ def test_the_ranks_of_a_sum_are_read_from_it_and_a_wrong_element_is_an_error():
     twice = {name: 2 * ranks[1].contribution(name) for name in ranks[0].sizes}
     with pytest.raises(module.WrongSum, match="no ranks"):
         ranks[0].ranks_in(twice)
+
+
+# ------------------------------------------------------------------------------- the command's other systems
+
+
+def options(*arguments):
+    return importlib.import_module("churn")._options(arguments)
+
+
+def test_rows_of_other_systems_are_named_with_their_checkpoints():
+    found = options("--systems", "netstorm,torchft,restart-50").systems
+    assert found == ["netstorm", "torchft", "restart-50"]
+
+
+@pytest.mark.parametrize("wrong", ["gloo", "restart-", "restart-0", "restart--1", "restart-x", "torchft,"])
+def test_a_system_that_there_is_not_is_named_with_those_that_there_are(wrong, capsys):
+    with pytest.raises(SystemExit):
+        options("--systems", wrong)
+    assert "expected netstorm, torchft or restart-STEPS" in capsys.readouterr().err
+
+
+def test_faults_that_there_are_not_are_named_with_those_that_there_are(capsys):
+    with pytest.raises(SystemExit):
+        options("--faults", "kill,fire")
+    assert "'kill,fire': expected some of kill, stop, cut, scheduler" in capsys.readouterr().err
+
+
+def test_a_system_that_cannot_run_here_says_why(monkeypatch):
+    churn = importlib.import_module("churn")
+    monkeypatch.setattr(churn.importlib.util, "find_spec", lambda _: None)
+    assert churn._why_not("netstorm", options()) == ""
+    assert churn._why_not("torchft", options()) == "torchft not installed (pip install torchft)"
+    assert churn._why_not("restart-5", options()) == "torch not installed (pip install torch)"
+    assert churn._why_not("restart-5", options("--wan", "sites.yaml")) == "on loopback only"

@@ -432,6 +432,16 @@ def test_what_was_known_of_a_rank_that_left_is_forgotten():
     assert one.undecided_error(100.0, 1.0) is None
 
 
+def test_a_process_that_came_in_a_view_that_was_missed_has_just_come_for_this_node():
+    one = roster()
+    one.change((member(0), member(1)))
+    policy = Policy(version=5, trees=(Tree.undirected(Rank(0), (-1, 0, 0)),), weights=(1,))
+    missed = m.NewView(view=7, policy=policy, members=(member(0), member(1, 99), member(2, 98)), arrivals=())
+    assert one.with_all_arrivals(missed).arrivals == (1, 2)
+    known = m.NewView(view=7, policy=policy, members=(member(0), member(1)), arrivals=(0,))
+    assert one.with_all_arrivals(known).arrivals == (0,)
+
+
 def test_a_process_that_has_left_is_refused_and_its_successor_is_admitted():
     one = roster()
     assert one.admit(hello(1, 11)) == Admit(Peer(1))

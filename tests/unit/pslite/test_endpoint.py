@@ -27,7 +27,7 @@ from netstorm.protocol.frames import (
     seal,
 )
 from netstorm.protocol.messages import Failed, Finished, Leave, Message
-from netstorm.pslite import session
+from netstorm.pslite import endpoint, session
 from netstorm.pslite.endpoint import Stack, WatchedConnections
 from netstorm.pslite.link_meter import LinkMeter, MeterOptions
 from netstorm.pslite.machine import (
@@ -36,6 +36,7 @@ from netstorm.pslite.machine import (
     Call,
     Charge,
     Connect,
+    Disconnect,
     ForwardedBytes,
     Inquire,
     NotYet,
@@ -302,6 +303,27 @@ def test_a_payload_is_delivered_as_memory_that_may_be_changed(monkeypatch):
     assert changed == [[1, 2, 3]]
 
 
+def test_a_scheduler_that_tells_many_nodes_much_looks_for_messages_in_between(monkeypatch):
+    monkeypatch.setattr(endpoint, "_MOST_AT_ONCE", 10_000)
+    world = World(5)
+    here, *others = world.processes
+    for other in others:
+        here.connect(other)
+        here.send(other, part(0))
+    world.run(1)
+    here.endpoint.process.rank = -1
+    long = m.PeerGone(rank=1, kind="lost", reason="x" * 6000)
+    for other in others:
+        here.send(other, long)
+    here.turn()
+    assert here.stack.next_tick() == -math.inf
+    assert sum(link["bytes_sent"] > 6000 for link in here.endpoint.links().values()) == 2
+    here.turn()
+    assert here.stack.next_tick() > world.now
+    world.run(1)
+    assert all(other.machine.got[-1][1] == long for other in others)
+
+
 def test_messages_to_nobody_are_counted_and_forgotten_and_the_window_of_a_link_can_be_asked_for():
     world = World()
     here, there = world.processes
@@ -452,7 +474,7 @@ def test_never_more_than_the_window_is_in_flight(monkeypatch):
     assert isinstance(here.van, WatchedVan)
     received, transmit, sent, in_flight = here.van.received, here.van.transmit, set(), []
 
-    def note(connection, header, payload):
+    def note(connection, header, payload, stream):
         sent.add(open_frames(header, 1 if payload is None else 2).sequence)
         acknowledged = [
             message.received
@@ -460,7 +482,7 @@ def test_never_more_than_the_window_is_in_flight(monkeypatch):
             if isinstance(message := open_frames(event.frames[0], len(event.frames)).message, m.Ack)
         ]
         in_flight.append(len([one for one in sent if one > max(acknowledged, default=0)]))
-        return transmit(connection, header, payload)
+        return transmit(connection, header, payload, stream)
 
     monkeypatch.setattr(here.van, "transmit", note)
     for number in range(50):
@@ -610,7 +632,7 @@ def test_a_process_of_another_protocol_version_is_refused_in_that_version_so_tha
     for greeting in (other, seal(encode_body(m.Query()), sequence=0, sent_at=0, payload_crc=None, version=7)):
         there.endpoint.handle(Received(STRANGER, (greeting,)), world.now)
     sent = []
-    monkeypatch.setattr(there.van, "transmit", lambda _, header, __: sent.append(header))
+    monkeypatch.setattr(there.van, "transmit", lambda _, header, *__: sent.append(header))
     there.endpoint.flush(there.van, world.now)
     [answer] = sent  # to the Hello alone
     assert answer[2] == 7
@@ -967,12 +989,13 @@ class Transmitter:
 
     def __init__(self):
         self.opened = []
+        self.closed = []
 
     def open(self, connection, host, port):
         self.opened.append((connection, host, port))
 
     def close(self, connection):
-        pass
+        self.closed.append(connection)
 
 
 def test_a_process_that_ends_may_close_its_sockets_one_after_the_other():
@@ -1004,6 +1027,24 @@ def test_an_address_at_which_whoever_connects_is_cut_off_is_not_tried_for_ever()
         endpoint.flush(van, world.now)
         assert len(van.opened) == trials
         endpoint.handle(Broken(van.opened[-1][0], "reset"), world.now)
+
+
+def test_a_peer_of_the_process_before_a_restart_is_asked_about_until_it_is_given_up():
+    world, _, there = connected()
+    van: Any = Transmitter()
+    watcher = Watcher()
+    endpoint: Any = there.endpoint
+    endpoint.watched = WatchedConnections(watcher)
+    for peer in (Peer(8), Peer(9)):
+        endpoint.inquire(Inquire(peer=peer, host=f"there{peer}", port=9), world.now)
+    endpoint.flush(van, world.now)
+    assert [host for _, host, _ in van.opened] == ["there8", "there9"]
+    endpoint.handle(Broken(van.opened[0][0], "connection refused", refused=True), world.now)
+    assert watcher.heard == [(Peer(8), "connection refused", world.now, True)]
+    assert van.closed == []
+    endpoint.disconnect(Disconnect(peer=Peer(9)), world.now)
+    endpoint.flush(van, world.now)
+    assert van.closed == [van.opened[1][0]], "nobody waits for it any more"
 
 
 # ---------------------------------------- the time of a process stands still while the process does not run

@@ -10,7 +10,14 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from netstorm.observe.log import Counters, Drops
-from netstorm.pslite.guard import AcceptedConnections
+from netstorm.pslite.guard import (
+    LETTER,
+    AcceptedConnections,
+    connection_of,
+    identity_of,
+    main_of,
+    of_stream,
+)
 from netstorm.pslite.van import Connection
 
 A = Connection(-1)
@@ -245,3 +252,59 @@ def test_what_this_process_was_too_busy_to_read_is_not_held_against_a_connection
         here.table.check(100.5)
         here.table.check(150.0)
         assert not is_shut(client)
+
+
+# --------------------------------------------------------------------------------- streams of one connection
+
+MAIN = LETTER + bytes(range(1, 17))
+STREAMS = [connection_of(of_stream(MAIN, number)) for number in range(3)]
+
+
+def with_streams(here: Accepted) -> tuple[list[socket.socket], list[int]]:
+    """Return the clients of a connection with three streams that has a session, and their descriptors."""
+    pairs = [here.connect(100.0) for _ in STREAMS]
+    here.table.heard(STREAMS[0], pairs[0][1], "")
+    here.table.admitted(STREAMS[0])
+    for stream, (_, descriptor) in zip(STREAMS[1:], pairs[1:], strict=True):
+        here.table.heard(stream, descriptor, "")
+    return [client for client, _ in pairs], [descriptor for _, descriptor in pairs]
+
+
+def test_streams_are_known_by_their_connection() -> None:
+    assert [main_of(stream) for stream in STREAMS] == [STREAMS[0]] * 3
+    assert identity_of(STREAMS[0]) == MAIN
+    assert len(set(STREAMS)) == 3
+
+
+def test_streams_of_a_connection_with_a_session_wait_for_nothing() -> None:
+    with accepting() as here:
+        clients, _ = with_streams(here)
+        assert not here.table
+        assert all(map(here.table.is_in_use, STREAMS))
+        for second in range(100, 200):
+            here.table.check(float(second))
+        assert not any(map(is_shut, clients))
+        here.table.left(STREAMS[0], 200.0)
+        for second in range(200, 220):
+            here.table.check(float(second))
+        assert all(map(is_shut, clients)), "they go with it"
+
+
+def test_a_stream_of_a_connection_without_a_session_waits_as_all_others_do() -> None:
+    with accepting(most=2) as here:
+        client, descriptor = here.connect(100.0)
+        here.table.heard(STREAMS[1], descriptor, "")
+        assert not here.table.is_in_use(STREAMS[1])
+        assert len(here.table) == 1
+        here.table.refuse(STREAMS[0], "message", "it has sent what no process sends", 100.0)
+        assert is_shut(client)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_end_of_one_stream_is_that_of_the_connection(number: int) -> None:
+    with accepting() as here:
+        ended: list[Connection] = []
+        here.table.on_end = ended.append
+        _, descriptors = with_streams(here)
+        here.table.ended(descriptors[number])
+        assert ended == [STREAMS[0]]

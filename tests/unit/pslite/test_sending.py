@@ -109,11 +109,35 @@ def test_a_message_is_lost_once_a_later_one_has_arrived_and_goes_again_once():
 def test_the_answer_to_a_query_shows_that_what_was_sent_before_it_is_lost():
     half = sender(messages=3)
     transmit_all(half)
-    mark = half.mark()
+    mark = half.mark(0)
     half.submit(SendQueueItem(b"after the query", order=BULK))
     assert transmit_all(half) == [4]
     half.acknowledge(1, (), 0.0, mark=mark)
     assert transmit_all(half) == [2, 3]
+
+
+def test_each_stream_shows_its_own_losses_alone():
+    half = SendingHalf(Window(10**6))
+    half.window.widen(3)
+    for number in range(6):
+        half.submit(SendQueueItem(b"%d" % number, bytes(100), order=BULK))
+    sent = [half.next(0.0) for _ in range(6)]
+    assert [message.stream for message in sent if message] == [0, 1, 2, 0, 1, 2], (
+        "that with the least in flight"
+    )
+    half.acknowledge(0, (2, 3), 0.0)  # 1 was sent before both, over another stream
+    assert transmit_all(half) == []
+    half.submit(SendQueueItem(b"no payload", order=BULK))
+    half.acknowledge(0, (2, 3, 4), 0.0)  # 4 has passed 1 on their stream
+    assert transmit_all(half) == [1, 7]
+    assert half.unacknowledged[7].stream == 0
+    half.acknowledge(1, (2, 3, 4), 0.0, mark=half.mark(turn=4))  # the answer to a query over stream 1
+    assert transmit_all(half) == [5]
+    half.disconnected()
+    assert half.window.streams == [0]
+    half.acknowledge(5, (7,), 0.0)
+    assert transmit_all(half) == [6]
+    assert half.unacknowledged[6].stream == 0
 
 
 def test_a_message_that_was_refused_goes_again_and_nothing_else_unless_it_is_acknowledged_after_all():
@@ -190,7 +214,7 @@ def test_what_has_no_room_is_sent_again_when_it_is_asked_for_and_others_pass_it(
     assert transmit_all(half) == [4], "it is in flight no more"
     half.acknowledge(1, (3, 4), 0.0)
     assert transmit_all(half) == [5], "it is not lost"
-    half.acknowledge(1, (3, 4, 5), 0.0, mark=half.mark())
+    half.acknowledge(1, (3, 4, 5), 0.0, mark=half.mark(0))
     assert transmit_all(half) == []
     assert half.has_work()
     assert half.resend(2)

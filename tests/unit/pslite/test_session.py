@@ -117,6 +117,24 @@ def test_a_process_that_is_not_there_yet_is_tried_again_until_it_is():
     assert here.machine.lost == []
 
 
+def test_a_peer_that_is_far_away_has_as_many_round_trips_as_a_connection_takes():
+    world, here, there = met(delay_s=1.5)  # two round trips of 3 s until the Welcome
+    seen = wire_tap(world)
+    here.send(there, part(0))
+    assert world.run_until(lambda: there.machine.numbers() == [0], 10)
+    world.run(30)
+    assert here.machine.lost == []
+    assert kinds(seen).count("Hello") == 1
+
+
+def test_a_peer_that_is_far_away_and_does_not_answer_is_lost_in_the_end():
+    world, here, there = met(delay_s=1.5, limits=Limits(link_timeout_s=10))
+    there.dead = True  # its kernel accepts the connection
+    here.send(there, part(0))
+    assert world.run_until(lambda: here.machine.lost, 30)
+    assert 19.5 < world.now < 20.5
+
+
 def test_a_hello_that_nobody_can_decide_on_yet_waits_without_being_sent_again():
     world, here, there = met()
     seen = wire_tap(world)
@@ -330,10 +348,10 @@ def corrupt_headers(process, wanted):
     """Flip a bit in frame 0 of each message that `wanted` holds for, once."""
     original = process.van.transmit
 
-    def transmit(connection, header, payload):
+    def transmit(connection, header, payload, stream=0):
         if wanted(open_frames(header, 1 if payload is None else 2)):
             header = header[:20] + bytes([header[20] ^ 1]) + header[21:]
-        return original(connection, header, payload)
+        return original(connection, header, payload, stream)
 
     process.van.transmit = transmit
 
@@ -525,8 +543,8 @@ WINDOW = 40
 
 
 class TwoHalves(RuleBasedStateMachine):
-    """A sending and a receiving half with a connection between them that loses what it likes, but keeps its
-    order.
+    """A sending and a receiving half with a connection between them that loses what it likes. Each of its
+    streams keeps its order.
     """
 
     def __init__(self):
@@ -535,14 +553,17 @@ class TwoHalves(RuleBasedStateMachine):
         self.receiver = ReceivingHalf(ordered=False)
         self.submitted = 0
         self.delivered = []
-        self.on_the_way = []
+        self.on_the_way = {}
         self.acknowledgements = []
+        self.queries = 0
 
     @rule(size=st.integers(4, 30), urgent=st.booleans())
     def submit(self, size, urgent):
         self.sender.submit(
             SendQueueItem(
-                b"%04d" % self.submitted + bytes(size - 4), order=() if urgent else (0, 0, self.submitted)
+                b"%04d" % self.submitted,
+                None if urgent else bytes(size - 4),
+                order=() if urgent else (0, 0, self.submitted),
             )
         )
         self.submitted += 1
@@ -553,12 +574,20 @@ class TwoHalves(RuleBasedStateMachine):
             message = self.sender.next(0.0)
             if message is None:
                 return
-            self.on_the_way.append(message)
+            self.on_the_way.setdefault(message.stream, []).append(message)
 
-    @precondition(lambda self: self.on_the_way)
-    @rule(fate=st.sampled_from(["arrives", "arrives", "arrives", "payload corrupted", "header corrupted"]))
-    def deliver(self, fate):
-        message = self.on_the_way.pop(0)
+    @rule(streams=st.integers(2, 4))
+    def widen(self, streams):
+        self.sender.window.widen(streams)
+
+    @precondition(lambda self: any(self.on_the_way.values()))
+    @rule(
+        turn=st.integers(0, 3),
+        fate=st.sampled_from(["arrives", "arrives", "arrives", "payload corrupted", "header corrupted"]),
+    )
+    def deliver(self, turn, fate):
+        busy = [stream for stream in sorted(self.on_the_way) if self.on_the_way[stream]]
+        message = self.on_the_way[busy[turn % len(busy)]].pop(0)
         if fate == "payload corrupted":
             self.acknowledgements.append(("nack", message.sequence))
         elif fate == "arrives" and not self.receiver.has(message.sequence):
@@ -600,7 +629,7 @@ class TwoHalves(RuleBasedStateMachine):
         assert window.in_flight >= 0
         assert window.messages_in_flight >= 0
         waiting = sum(message.size for message in self.sender.unacknowledged.values() if not message.resend)
-        assert window.in_flight == waiting
+        assert window.in_flight == sum(window.streams) == waiting
         bulk = [one.size for one in self.sender.unacknowledged.values() if not one.resend and one.order]
         assert sum(bulk) <= WINDOW or len(bulk) <= 1
 
@@ -608,11 +637,12 @@ class TwoHalves(RuleBasedStateMachine):
         """However it was treated before: on a sound connection everything that is left arrives."""
         for _ in range(10 * self.submitted + 10):
             while (message := self.sender.next(0.0)) is not None:
-                self.on_the_way.append(message)
-            while self.on_the_way:
-                self.deliver("arrives")
-            # a query and its answer: whatever was transmitted before is here or lost
-            mark = self.sender.mark()
+                self.on_the_way.setdefault(message.stream, []).append(message)
+            while any(self.on_the_way.values()):
+                self.deliver(0, "arrives")
+            # a query and its answer: whatever was transmitted before on its stream is here or lost
+            mark = self.sender.mark(self.queries)
+            self.queries += 1
             self.acknowledgements.clear()
             self.sender.acknowledge(*self.receiver.received_numbers(), 0.0, mark=mark)
         assert sorted(self.delivered) == list(range(self.submitted))
@@ -823,11 +853,11 @@ def test_a_payload_without_a_checksum_is_asked_for_again_where_it_must_have_one(
     transmit = here.van.transmit
     forged: list[bytes] = []
 
-    def without_checksum(connection, header, payload):
+    def without_checksum(connection, header, payload, stream):
         if payload is not None and not forged:  # the flags are covered by no checksum
             forged.append(header)
             header = header[:3] + bytes([header[3] | 8]) + header[4:]
-        return transmit(connection, header, payload)
+        return transmit(connection, header, payload, stream)
 
     here.van.transmit = without_checksum
     here.send(there, part(0), b"123456789")

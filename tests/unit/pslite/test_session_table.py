@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.messages import Hello
 from netstorm.pslite.endpoint import Timers
-from netstorm.pslite.sending import SendQueueItem, Window
+from netstorm.pslite.sending import NOWHERE, Mark, SendQueueItem, Window
 from netstorm.pslite.session import Limits, QueryTimer
 from netstorm.pslite.session_table import NewSessions, PendingHellos, RecentSet
 from netstorm.pslite.van import Connection
@@ -84,28 +84,28 @@ def test_a_long_way_is_asked_about_later(window):
 
 def test_silence_counts_from_the_first_question_since_anything_was_heard(window):
     timer = timer_for(window)
-    timer.query_sent(1, now=2.0)
-    timer.query_sent(2, now=4.0)
+    timer.query_sent(Mark(0, 1), now=2.0)
+    timer.query_sent(Mark(0, 2), now=4.0)
     assert timer.silence(heard_at=1.0, now=11.9) == 0
     assert timer.silence(heard_at=1.0, now=12.0) == 10.0
     assert timer.silence(heard_at=5.0, now=50.0) == 0
-    timer.query_sent(3, now=51.0)
+    timer.query_sent(Mark(0, 3), now=51.0)
     assert timer.silence(heard_at=5.0, now=60.9) == 0
     assert timer.silence(heard_at=5.0, now=61.0) == 10.0
     window.sent(SendQueueItem(bytes(5000)), 0.0)  # 5 s on the slowest link
     timer = timer_for(window)
-    timer.query_sent(1, now=2.0)
+    timer.query_sent(Mark(0, 1), now=2.0)
     assert timer.silence(heard_at=0.0, now=16.9) == 0
     assert timer.silence(heard_at=0.0, now=17.0) == 15.0
 
 
 def test_only_the_answer_to_the_last_question_tells_what_is_lost(window):
     timer = timer_for(window)
-    timer.query_sent(7, now=2.0)
-    timer.query_sent(9, now=4.0)
-    assert timer.mark_of(0) == 0
-    assert timer.mark_of(1) == 0
-    assert timer.mark_of(2) == 9
+    timer.query_sent(Mark(0, 7), now=2.0)
+    timer.query_sent(Mark(0, 9), now=4.0)
+    assert timer.mark_of(0) == NOWHERE
+    assert timer.mark_of(1) == NOWHERE
+    assert timer.mark_of(2) == Mark(0, 9)
     with pytest.raises(ProtocolViolation, match="query 3, and 2 were sent"):
         timer.mark_of(3)
     timer.stop()

@@ -150,9 +150,11 @@ def swallow(process: RecordingProcess, wanted: Callable[[Header], object]) -> No
     """Let the messages of a process that `wanted` holds for vanish on their way."""
     transmit = process.van.transmit
 
-    def transmit_others(connection: Connection, header: bytes, payload: Buffer | None) -> bool:
+    def transmit_others(
+        connection: Connection, header: bytes, payload: Buffer | None, stream: int = 0
+    ) -> bool:
         lost = wanted(open_frames(header, 1 if payload is None else 2))
-        return True if lost else transmit(connection, header, payload)
+        return True if lost else transmit(connection, header, payload, stream)
 
     setattr(process.van, "transmit", transmit_others)  # noqa: B010 - a method
 

@@ -489,6 +489,26 @@ def test_another_process_at_the_place_of_one_that_has_left_begins_anew():
     assert barriers.arrive(1, 0, 2.0) == [0]
 
 
+def test_after_a_restart_newcomers_alone_go_on_behind_the_barriers_that_all_others_had_reached():
+    """Rank 0 has left, and nothing tells how far rank 1 is, which has its state."""
+    barriers = BarrierCount(2)
+    for rank in range(2):
+        barriers.exclude(rank)
+    barriers.restore([0, 0], 1.0, reached=3)
+    barriers.include(1)
+    assert barriers.arrive(1, 2, 2.0) == [], "it is behind"
+    assert barriers.is_reached(2)
+    assert barriers.arrive(1, 3, 2.0) == [3]
+
+
+def test_after_a_restart_a_rank_may_say_again_where_it_has_been():
+    barriers = BarrierCount(2)
+    barriers.restore([2, 1], 1.0)
+    assert barriers.arrive(0, 1, 2.0) == []
+    assert barriers.waiting() == [0]
+    assert barriers.arrive(1, 1, 3.0) == [1]
+
+
 # ---------------------------- a process has ended if its connection is gone and nobody listens where it was
 
 

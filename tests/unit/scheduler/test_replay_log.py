@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,30 @@ def test_a_job_is_as_its_log_says():
     assert job.granted == [33, 17]
     assert job.barriers == [0, 0, 1]
     assert job.finished == {2: {0: 4}}
+
+
+def test_who_joined_later_is_waited_for_from_the_first_barrier_on_that_was_not_reached_then():
+    """A process that was rank 2 was at one barrier more than the others; its place has another one since."""
+    arrivals = [r.BarrierArrival(rank=rank, number=0) for rank in (0, 1, 2)]
+    came = msgspec.structs.replace(MEMBERS[2], incarnation=99)
+    absent = star(3, version=3), msgspec.structs.replace(star(3, version=4), members=(0, 1, 2), silent=(2,))
+    records = [
+        *(began(), *arrivals, r.BarrierArrival(rank=2, number=1)),
+        r.Installed(policy=msgspec.structs.replace(absent[0], members=(0, 1)), starts=()),
+        r.Viewed(view=1, version=3, members=MEMBERS[:2]),
+        r.Installed(policy=absent[1], starts=()),
+        r.Viewed(view=2, version=4, members=(*MEMBERS[:2], came)),
+        *(r.BarrierArrival(rank=rank, number=1) for rank in (0, 1)),
+    ]
+    job = ReplayedJob.replay(records, "log")
+    assert job is not None
+    assert (job.barriers, job.reached) == ([2, 2, 0], 2)
+    contributes = msgspec.structs.replace(absent[1], version=5, silent=())
+    job.apply(r.Installed(policy=contributes, starts=()))
+    job.apply(r.BarrierArrival(rank=0, number=2))
+    assert (job.barriers, job.reached) == ([3, 2, 2], 2)
+    job.apply(r.BarrierArrival(rank=2, number=1))  # it is behind
+    assert (job.barriers, job.reached) == ([3, 2, 2], 2)
 
 
 def test_a_log_without_a_beginning_is_an_error():

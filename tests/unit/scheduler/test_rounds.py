@@ -339,6 +339,29 @@ def test_the_rounds_of_the_lead_are_granted_in_advance(round_s, ahead):
     assert found.install(2) == {0: found.granted(0) + 1}, "what was granted stays as it is"
 
 
+def test_reports_of_several_rounds_by_ranks_in_turn_show_the_pace_of_one():
+    found = Consistency(2, 1, lead_s=1.0)
+    found.add_key(0, SPEC)
+    for first in range(0, 200, 10):
+        for rank in (0, 1):
+            for round in range(first + rank, first + rank + 10):
+                found.begun(rank, begun(0, round), (first + 10) * 0.01 + rank * 0.001)
+    ahead = found.granted(0) - granted_by(200, found.tables[0].under_way)
+    assert 80 <= ahead <= 125, "a second has a hundred of these rounds"
+
+
+def test_a_request_that_completes_rounds_of_two_policies_is_told_both():
+    driven = with_key()
+    for round in range(2):
+        ask(driven, 0, round)
+    driven.install(star(2, version=2))
+    for round in (2, 3, 4):
+        ask(driven, 0, round)
+    driven.say(1, m.TopologyRequest(begun=tuple(begun(0, round) for round in range(5))))
+    rows = {(one.from_round, one.version) for one in driven.heard(1, m.TopologyAnswer)[-1].bindings}
+    assert rows == {(0, 1), (3, 2)}
+
+
 def test_a_group_of_some_ranks_has_no_lead():
     found = Consistency(3, 1, lead_s=2.0)
     found.add_key(0, msgspec.structs.replace(SPEC, members=(0, 1)))
@@ -348,6 +371,23 @@ def test_a_group_of_some_ranks_has_no_lead():
 
 
 # ---------------------------------------------------------------------------- jobs that nodes leave and join
+
+
+def test_who_goes_on_alone_may_have_the_results_of_rounds_that_others_began_and_never_said_so():
+    """Rank 0 was granted a lead, and its last reports were lost with it. Rank 1 has its state."""
+    found = Consistency(2, 1, lead_s=2.0)
+    found.add_key(0, SPEC)
+    found.without(1)
+    for round in range(4):
+        found.begun(0, begun(0, round), round * 0.1)
+    last = found.granted(0)
+    found.without(0)
+    found.with_rank(1, found.install(2))
+    found.forget_who_began()
+    for round in range(last, last + 2 * ROUNDS_AHEAD):
+        found.check(1, begun(0, round))
+        found.begun(1, begun(0, round), round * 0.1)
+    assert len(found.tables[0].open) <= found.tables[0].under_way
 
 
 def table(ranks=3):

@@ -288,8 +288,38 @@ def test_the_job_ends_if_nobody_is_left_who_has_its_state():
         driven.say(rank, m.Leave())
     assert driven.machine.phase.value == "running"
     driven.say(2, m.Leave())
+    assert driven.machine.phase.value == "running", "the newcomer may have fetched the state"
+    driven.say("late", m.ViewReport(view=5, complete={}, results=(), fresh=True))
     assert driven.machine.phase.value == "failed"
-    assert "no rank is left that has the job's state" in driven.gone("late").reason
+    reason = driven.gone("late").reason
+    assert "rank 2 is out of the job since view 5: rank 2 (n2:4000, site2) is lost" in reason
+    assert "no rank is left that has the job's state" in reason
+
+
+def test_newcomers_that_have_fetched_the_state_go_on_in_a_view_of_their_own():
+    driven = elastic(3)
+    driven.say(1, m.Leave())
+    driven.say(2, m.Leave())
+    for name, rank in (("heir", 1), ("late", 2)):
+        driven.join(name, rank)
+        for old in range(rank):
+            driven.say(old, m.ViewReport(view=2 + rank, complete={}, results=(), fresh=old > 0))
+        driven.say(name, m.ViewReport(view=2 + rank, complete={}, results=(), fresh=True))
+    driven.forget()
+    driven.say(0, m.Leave())
+    assert [view.policy.silent for view in driven.heard("heir", m.NewView)] == [(1, 2)]
+    driven.say("late", m.ViewReport(view=5, complete={}, results=(), fresh=True))
+    driven.say("heir", m.CaughtUp())
+    driven.forget()
+    driven.say("heir", m.ViewReport(view=5, complete={0: 1}, results=(), begins={0: 2}))
+    (view,) = driven.heard("late", m.NewView)
+    assert (view.view, view.policy.members, view.policy.silent) == (6, (1, 2), (2,))
+    driven.say("late", m.ViewReport(view=6, complete={}, results=(), fresh=True))
+    driven.say("heir", m.ViewReport(view=6, complete={0: 1}, results=(), begins={0: 2}))
+    assert [agreed.first_rounds for agreed in driven.heard("late", m.ViewAgreed)] == [{0: 2}]
+    text = driven.machine.job.changes[-1].text
+    assert text == "only newcomers are left; the state is with rank 1 (heir:4000)"
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_a_rank_that_is_ahead_of_all_others_is_let_out():

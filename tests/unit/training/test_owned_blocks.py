@@ -68,7 +68,7 @@ class Job:
         self.blocks = OwnedBlocks(self.key, self.rule, self.thread, initial, elastic=elastic)
 
     def push(self, rank, block=1):
-        self.blocks.apply(block, rank, np.ones(4, np.float32), (), lambda: None)
+        self.blocks.apply(block, rank, np.ones(4, np.float32), (), lambda _: None)
 
     def pull(self, rank, block=1):
         found: list[Any] = []
@@ -92,6 +92,15 @@ def test_a_gradient_was_computed_on_what_its_rank_has_pulled_else_on_the_initial
     job.pull(1)
     job.push(1)
     assert job.bases == [1.0, 1.0, 2.0, 4.0]
+
+
+def test_a_value_that_is_read_with_an_update_has_that_update_and_no_later_one():
+    job = Job()
+    found: list[Any] = []
+    job.blocks.apply(1, 0, np.ones(4, np.float32), (), found.append, reads=True)
+    job.push(0)
+    job.thread.run()
+    assert [value.tolist() for value in found] == [[2.0] * 4]
 
 
 def test_a_rule_that_does_not_compensate_hears_no_base():

@@ -18,7 +18,7 @@ from netstorm.kvstore.operations import Done, Outbox, PullOperation, PushOperati
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Applied, HeldClocks, Pull, States, Tick, Value
-from netstorm.pslite.machine import Call, WaitingBytes
+from netstorm.pslite.machine import Call, Send, WaitingBytes
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
@@ -110,12 +110,12 @@ def test_pieces_of_states_are_some_of_a_few(piece, pieces):
         asking.requests.states(2, states(1, piece, pieces), b"state")
 
 
-def new_serving(rank=0, waiting=None, counters=None):
+def new_serving(rank=0, waiting=None, counters=None, outbox=None):
     return Serving(
         rank,
         3,
         OWNERS,
-        AsynchronousOutbox(rank, STAR, Outbox()),
+        AsynchronousOutbox(rank, STAR, outbox or Outbox()),
         counters or Counters(),
         end_job=lambda _: None,
         on_progress=lambda: None,
@@ -130,7 +130,14 @@ class Store:
     rule = "r"
 
     def apply(
-        self, block: int, rank: int, gradient: Gradient, live: object, done: Callable[[], None]
+        self,
+        block: int,
+        rank: int,
+        gradient: Gradient,
+        live: object,
+        done: Callable[[Buffer | None], None],
+        *,
+        reads: bool = False,
     ) -> None: ...
 
     def read(self, block: int, done: Callable[[Buffer], None]) -> None: ...
@@ -149,6 +156,33 @@ def test_an_early_message_that_is_wrong_costs_no_other_one():
     assert counters.get("protocol_violations") == 1
     owner.push(1, push(chunk=0), b"\0" * 16)
     assert counters.get("pushes_known_before") == 1, "the right one had arrived"
+
+
+class AppliedAtOnce(Store):
+    """Applies what it is given at once, and knows what was read with it."""
+
+    def __init__(self):
+        self.read_with = []
+
+    def apply(self, block, rank, gradient, live, done, *, reads=False):
+        self.read_with.append((rank, reads))
+        done(bytes(16) if reads else None)
+
+
+def test_the_value_that_a_pull_waits_for_is_read_with_the_push_that_it_waits_for():
+    outbox, store = Outbox(), AppliedAtOnce()
+    owner = new_serving(outbox=outbox)
+    owner.serve(key(), store)
+    owner.pull(1, Pull(path=(), hop=0, key=push().key, number=0, pushed=1), None)
+    sent = []
+    for rank in (2, 1):
+        owner.push(rank, push(chunk=0), b"\0" * 16)
+        for instruction in outbox.take():
+            if isinstance(instruction, Call):
+                instruction.function()
+        sent.append([type(one.message) for one in outbox.take() if isinstance(one, Send)])
+    assert store.read_with == [(2, False), (1, True)]
+    assert sent == [[Applied], [Applied, Value]]
 
 
 def test_who_owns_nothing_is_asked_for_nothing():

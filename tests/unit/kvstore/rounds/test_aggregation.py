@@ -247,7 +247,7 @@ def test_nothing_is_left_of_rounds_that_were_held():
             ranks.push(rank, keys[rank][(one + rank) % 3], [1] * 24)
     ranks.deliver_all()
     for node in ranks.nodes:
-        node.tick(0.0)
+        node.tick(1.0)  # rounds that many others may follow have been reported by then
         assert node.next_tick() == float("inf")
 
 
@@ -380,7 +380,7 @@ def open_round():
 
 def test_short_rounds_are_reported_at_once_and_only_once():
     asking = TopologyRequests()
-    asking.record_begin(KEY, begun(0), 0.0)
+    asking.record_begin(KEY, begun(0), 0.0, 1)
     assert asking.pending
     assert asking.take() == (begun(0),)
     assert not asking.pending
@@ -390,7 +390,7 @@ def test_short_rounds_are_reported_at_once_and_only_once():
 def test_a_long_round_is_reported_when_half_a_second_of_it_is_left():
     asking, round = TopologyRequests(), open_round()
     asking.round_s = 2.0
-    asking.record_begin(KEY, begun(0), 0.0)
+    asking.record_begin(KEY, begun(0), 0.0, 1)
     for chunk in range(CHUNKS):
         assert bool(asking.pending) == (round.missing * 2.0 / CHUNKS <= 0.5)
         round.store(chunk, np.zeros(1, np.float32), 1)
@@ -401,21 +401,20 @@ def test_a_long_round_is_reported_when_half_a_second_of_it_is_left():
 def test_who_needs_the_answer_before_that_gets_it_asked_for():
     asking = TopologyRequests()
     asking.round_s = 60.0
-    asking.record_begin(KEY, begun(0), 0.0)
-    asking.record_begin(KEY, begun(0, key=1), 0.0)
+    asking.record_begin(KEY, begun(0), 0.0, 1)
+    asking.record_begin(KEY, begun(0, key=1), 0.0, 1)
     asking.request_now(0)
     assert asking.take() == (begun(0),)
-    asking.record_begin(
-        KEY, begun(1, key=1), 0.0
-    )  # a round cannot begin without the answer that the one before asked for
+    # A round cannot begin without the answer that the one before asked for.
+    asking.record_begin(KEY, begun(1, key=1), 0.0, 2)
     assert asking.take() == (begun(0, key=1),)
 
 
 def test_a_restarted_scheduler_gets_the_last_rounds_of_each_key():
     asking = TopologyRequests()
     for number in range(5):
-        asking.record_begin(KEY, begun(number), 0.0)
-    asking.record_begin(KEY, begun(0, key=1), 0.0)
+        asking.record_begin(KEY, begun(number), 0.0, number + 1)
+    asking.record_begin(KEY, begun(0, key=1), 0.0, 1)
     assert asking.recent() == (begun(2), begun(3), begun(4), begun(0, key=1))
     assert not asking.pending
 
@@ -423,24 +422,33 @@ def test_a_restarted_scheduler_gets_the_last_rounds_of_each_key():
 def test_of_a_key_with_many_rounds_under_way_one_request_reports_several():
     small = Key(0, "g/65536", (65_536,), "float32", form=COLLECTIVE)
     asking = TopologyRequests()
-    asking.record_begin(small, begun(0), 5.0)
+    asking.record_begin(small, begun(0), 5.0, 30)
     assert not asking.pending
     assert 5.0 < asking.due < 6.0
     asking.tick(asking.due)
     assert asking.take() == (begun(0),)
-    rounds = [begun(number) for number in range(1, small.rounds_under_way // 4 + 1)]
+    rounds = [begun(number) for number in range(1, 9)]
     for round in rounds:
         assert not asking.pending
-        asking.record_begin(small, round, 6.0)
+        asking.record_begin(small, round, 6.0, 31)
     assert asking.take() == tuple(rounds)
+    assert asking.due == math.inf
+
+
+def test_one_request_reports_what_has_gathered_of_all_keys():
+    asking = TopologyRequests()
+    asking.record_begin(KEY, begun(0), 0.0, 20)
+    asking.record_begin(KEY, begun(0, key=1), 0.0, 20)
+    asking.record_begin(KEY, begun(5), 0.0, 11)
+    assert asking.take() == (begun(0), begun(5), begun(0, key=1))
     assert asking.due == math.inf
 
 
 def test_a_round_that_waits_has_everything_of_its_key_reported():
     small = Key(0, "g/65536", (65_536,), "float32", form=COLLECTIVE)
     asking = TopologyRequests()
-    asking.record_begin(small, begun(0), 0.0)
-    asking.record_begin(small, begun(0, key=1), 0.0)
+    asking.record_begin(small, begun(0), 0.0, 30)
+    asking.record_begin(small, begun(0, key=1), 0.0, 30)
     asking.request_all(0)
     assert asking.take() == (begun(0),)
     assert asking.recent() == (begun(0), begun(0, key=1))

@@ -50,6 +50,17 @@ def test_a_binding_that_contradicts_an_earlier_one_is_a_violation():
         bindings.bind(bound(7, 4, 3, 6))
 
 
+def test_what_was_bound_before_a_view_runs_under_its_policy_whichever_it_was_bound_to():
+    """The scheduler forgets what all others have begun before the view."""
+    bindings = Bindings(rank=0)
+    bindings.bind(bound(7, 4, 2, 6))
+    bindings.begin_view(3)
+    bindings.bind(bound(7, 4, 0, 9))
+    assert [bindings.version_of(7, round) for round in (4, 9)] == [3, 3]
+    with pytest.raises(ProtocolViolation):
+        bindings.bind(bound(7, 4, 5, 9))
+
+
 def test_old_rows_and_policies_are_forgotten_but_recent_policies_stay():
     bindings = Bindings(rank=0)
     for version in range(1, 100):
