@@ -3,6 +3,7 @@
     python benchmarks/changing.py --rates-scale .25 --times-scale 1/9 --sizes 16MB,64MB --json changing.json
     python benchmarks/changing.py --dips .25               # as bbr has them: PROBE_RTT, once in 10 s
     python benchmarks/changing.py --told .5                # somebody tells the scheduler the true rates
+    python benchmarks/changing.py --drawn 10..14 --sizes 64MB    # on networks that seeds draw
 
 The same job as `netstorm bench wan --dynamic --systems netstorm-std`, without TCP, processors, and noise:
 what is missing here is for the decisions to gain, what is missing there beyond it is TCP's.
@@ -26,14 +27,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness.arguments import amounts, factor, megabytes, number, seconds, writable
+from harness.arguments import amounts, factor, megabytes, number, seconds, seeds, writable
 from netstorm.errors import NetStormError
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.awareness import Collector
 from netstorm.topology.files import load_network
 from netstorm.topology.form import form_with_options
-from netstorm.topology.network import Change, Network
+from netstorm.topology.network import Change, Network, Routing, generate
 from netstorm.topology.policy import Options, Policy
 from netstorm.topology.searched_schemes import expected_policy
 from race.course import Course, end_of_changes, networks_by_time, with_times_scaled
@@ -43,6 +44,8 @@ WARM_S = 20.0
 DIP_EVERY_S = 10.0
 DIP_RATE = 0.77e6
 """Bit/s: four segments in a round trip of 60 ms, what bbr sends while it looks for the shortest one."""
+_DRAWN_EVERY_S = 20.0
+_DRAWN_CHANGES = 3
 _LONGEST_ROUND_S = 1e5
 _GOOD = 1.1
 """A policy is good that takes at most so many times as long as the best one."""
@@ -55,9 +58,28 @@ Pair = tuple[int, int]
 
 
 def scaled(options: argparse.Namespace) -> Network:
-    """Return the network that was asked for."""
+    """Return the network of a file that was asked for."""
     network = load_network(options.network).scaled(options.rates_scale)
     return with_times_scaled(replace(network, changes=()) if options.static else network, options.times_scale)
+
+
+def drawn(seed: int) -> Network:
+    """Return a network that a seed draws, all rates of which change every 20 s, three times.
+
+    In turns the links of the paper's network, a mesh, and one whose ways back have other rates. Seeds 0 to 2
+    are for tuning, 10 to 14 for reports.
+    """
+    family, nodes = (("internet2", 9), ("mesh", 6), ("asymmetric", 6))[seed % 3]
+    first, *others = (
+        replace(generate(family, nodes, seed + 1000 * phase), routing=Routing.OVERLAY)
+        for phase in range(_DRAWN_CHANGES + 1)
+    )
+    changes = (
+        Change(at=_DRAWN_EVERY_S * phase, source=link.source, target=link.target, rate=link.rate)
+        for phase, other in enumerate(others, 1)
+        for link in other.links
+    )
+    return replace(first, changes=tuple(changes))
 
 
 def later(network: Network) -> Network:
@@ -119,7 +141,7 @@ class Teller:
                         LinkMeasure(source=source, rate=rate, error=0.02, chunks=10, jumped=True)
                         for source, rate in into
                     )
-                    self._take(rank, Measured(links=links), cluster.timeline.now)
+                    self._take(rank, Measured(links=links), cluster.scheduler.now())
 
         return tell
 
@@ -233,6 +255,9 @@ def main() -> None:
     parser.add_argument("--network", type=Path, default=Path("examples/networks/internet2.yaml"))
     parser.add_argument("--sizes", type=amounts, default=[16_000_000, 64_000_000], metavar="SIZE,...")
     parser.add_argument("--seeds", type=number, default=4, help="jobs of each size")
+    parser.add_argument(
+        "--drawn", type=seeds, metavar="N[..M]", help="a job on the network of each of these seeds"
+    )
     parser.add_argument("--rates-scale", type=factor, default=0.25)
     parser.add_argument("--times-scale", type=factor, default=1 / 9)
     parser.add_argument(
@@ -248,13 +273,16 @@ def main() -> None:
     parser.add_argument("--forming", type=seconds, default=0.4, metavar="S", help="what a formation takes")
     parser.add_argument("--json", type=writable, metavar="FILE")
     options = parser.parse_args()
-    try:
-        network = scaled(options)
-    except NetStormError as error:
-        parser.error(str(error))
+    if options.drawn is None:
+        try:
+            networks = dict.fromkeys(range(1, options.seeds + 1), scaled(options))
+        except NetStormError as error:
+            parser.error(str(error))
+    else:
+        networks = {seed: drawn(seed).scaled(options.rates_scale) for seed in options.drawn}
     rows = []
     for size in options.sizes:
-        for seed in range(1, options.seeds + 1):
+        for seed, network in networks.items():
             row = race(network, size, seed, options)
             rows.append(row)
             print(
@@ -272,7 +300,9 @@ def main() -> None:
                 f"(median), within {_SOON_S:g} s after {quick} of {len(good)}"
             )
     if options.json is not None:
-        asked = {name: value for name, value in vars(options).items() if name not in ("json", "network")}
+        asked = {
+            name: value for name, value in vars(options).items() if name not in ("json", "network", "drawn")
+        }
         options.json.write_text(json.dumps({"settings": asked, "rows": rows}, indent=1) + "\n")
 
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from harness.arguments import amount, factor, folder, number, seconds, writable
+from harness.arguments import amount, factor, folder, number, seconds, seeds, writable
 from harness.compare import Comparison
 from harness.emulated import emulated
 from harness.results import Row
@@ -221,15 +221,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--logs", type=folder, metavar="FOLDER", help="keep what each process of an emulated job says there")
     add("--json", type=writable, metavar="FILE", help="write the results, after every network")
     return parser.parse_args(arguments)
-
-
-def seeds(text: str) -> range:
-    """Parse a seed, or the first and the last of several: 7, 100..119."""
-    first, dots, last = text.partition("..")
-    ends = (first, last if dots else first)
-    if not all(end.isdecimal() for end in ends) or int(ends[0]) > int(ends[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed, such as 7, and no range, such as 100..119")
-    return range(int(ends[0]), int(ends[1]) + 1)
 
 
 def _more_than_learnt(text: str) -> int:

@@ -11,7 +11,18 @@ from pathlib import Path
 from netstorm.errors import UsageError
 from netstorm.units import parse_bytes
 
-__all__ = ["amount", "amounts", "factor", "folder", "megabytes", "number", "numbers", "seconds", "writable"]
+__all__ = [
+    "amount",
+    "amounts",
+    "factor",
+    "folder",
+    "megabytes",
+    "number",
+    "numbers",
+    "seconds",
+    "seeds",
+    "writable",
+]
 
 
 def number(text: str) -> int:
@@ -86,3 +97,12 @@ def writable(text: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path.parent} is not a folder")
     return path
+
+
+def seeds(text: str) -> range:
+    """Parse a seed, or the first and the last of several: 7, 100..119."""
+    first, dots, last = text.partition("..")
+    ends = (first, last if dots else first)
+    if not all(end.isdecimal() for end in ends) or int(ends[0]) > int(ends[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed, such as 7, and no range, such as 100..119")
+    return range(int(ends[0]), int(ends[1]) + 1)

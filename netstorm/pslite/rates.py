@@ -69,7 +69,10 @@ the window is a handful of packets."""
 _PAUSE_S: Final = 0.3
 _RAMP_S: Final = 0.6
 """After a pause TCP needs some round trips to reach the link's rate again. Samples that are slow until then
-show no change."""
+show no change, if they grow."""
+
+_GROWS: Final = 1.1
+"""Samples grow if the newest is faster than the oldest by more: TCP doubles its rate in a round trip."""
 
 _UNSHARED: Final = 0.1
 """Part of a sample in which other links may be busy while it still counts as unshared."""
@@ -206,7 +209,7 @@ class RateEstimator:
         if len(kept) < len(last) + 2 or lasted < _JUMP_S:
             return
         before = quantile(newest_window(newest_first, 1), 0.5)
-        steady = exact or last[-1].start >= self._began + _RAMP_S
+        steady = exact or last[-1].start >= self._began + _RAMP_S or last[0].rate <= _GROWS * last[-1].rate
         if (steady and max(last).rate < (1 - _JUMP) * before) or min(last).rate > (1 + _JUMP) * before:
             self.jumped = True
             kept.clear()

@@ -333,7 +333,8 @@ class Collector:
         at = np.where(measured, table.at[pair], np.inf)
 
         if self._assumed is not None and self._assumed[0] is not None:
-            outdated = self._recent_changes.part_since(now - np.maximum(0.0, now - table.at[pair]))
+            current_at = np.maximum(table.at[pair], table.changed_at[pair] + _TOGETHER_S)
+            outdated = self._recent_changes.part_since(now - np.maximum(0.0, now - current_at))
             outdated = np.where(measured, outdated, 0.0)
             rate = rate + outdated * (self._assumed[0] - rate)
             least = np.where(measured, outdated * _PRIOR_ERROR, least)
@@ -568,6 +569,12 @@ _NEVER: Final = np.zeros(0)
 
 _PRESENT_S: Final = 10.0
 """A link that was measured within that is in use: whether it has changed is known."""
+
+
+_TOGETHER_S: Final = 2.0
+"""Links that change together are noticed within that: one that has changed is no more outdated by what is
+noticed so soon afterwards (docs/measurements/changing-networks.md, "Time until the first good policy").
+"""
 
 
 class RecentChanges:

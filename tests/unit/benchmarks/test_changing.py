@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +40,17 @@ def test_dips_leave_the_rest_of_the_course_as_it_is(monkeypatch, seed):
             else:
                 assert link.rate == was.rate
     assert low_s == pytest.approx(2 * 6 * 0.25, rel=0.15)  # six dips of each direction in a minute
+
+
+@pytest.mark.parametrize(("seed", "nodes"), [(0, 9), (1, 6), (2, 6)])
+def test_all_links_of_a_drawn_network_change_three_times(monkeypatch, seed, nodes):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    changing = importlib.import_module("changing")
+    network = changing.drawn(seed)
+    assert network == changing.drawn(seed) != changing.drawn(seed + 3)
+    assert network.size == nodes
+    rates = [{link.rate for link in network.at(at).links} for at in (0.0, 20.0, 40.0, 60.0)]
+    assert all(one.isdisjoint(other) for one, other in itertools.combinations(rates, 2))
 
 
 def test_a_policy_is_good_from_when_it_is_in_force_after_the_change_that_it_suits(monkeypatch):

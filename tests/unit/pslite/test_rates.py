@@ -372,6 +372,38 @@ def test_a_link_that_has_become_fast_is_known_after_a_tenth_of_a_second_of_chunk
     assert sure(estimator.estimate(4, independent=False)).rate == pytest.approx(CHUNK / 0.021, rel=0.01)
 
 
+def test_a_link_that_has_fallen_in_a_pause_is_known_after_four_chunks():
+    estimator, free = used_estimator()
+    free += 0.5
+    for number in range(4):
+        free = take(estimator, free, CHUNK / 8e6)
+        assert estimator.jumped == (number == 3)
+    assert sure(estimator.estimate(4, independent=True)).rate == pytest.approx(8e6, rel=0.01)
+
+
+def test_a_link_is_not_slow_because_tcp_begins_anew_after_a_pause():
+    estimator, free = used_estimator()
+    free += 0.5
+    for rate in (2e6, 4e6, 8e6, 14e6):
+        free = take(estimator, free, CHUNK / rate)
+        assert not estimator.jumped
+
+
+def used_estimator():
+    """Return an estimator of a link that carried 20 Mbit/s, and until when it did."""
+    estimator, free = RateEstimator(), 0.0
+    for _ in range(50):
+        free = take(estimator, free, CHUNK / 20e6)
+    return estimator, free
+
+
+def take(estimator, start, duration):
+    """Add one chunk's busy period, and return its end."""
+    end = start + duration
+    estimator.add_periods([BusyPeriod(start, end, CHUNK, back_to_back=True, start_known=True)])
+    return end
+
+
 def test_stalls_do_not_make_a_link_slow():
     chance, free, times = random.Random(7), 0.0, []
     for _ in range(200):

@@ -763,6 +763,22 @@ def test_a_slow_link_not_seen_since_the_others_have_changed_may_be_as_fast_as_th
     assert rates(found, 28.0)[0, 3] == pytest.approx((5 + (20 - 5) * changed / measured) * M)
 
 
+@pytest.mark.parametrize(("later_s", "believed"), [(1.0, 90 * M), (5.0, 90 * M - (90 - 30) * M / 3)])
+def test_a_link_that_has_changed_is_not_outdated_by_what_changes_together_with_it(later_s, believed):
+    found = collector(4)
+    for second in range(4):
+        found.record(3, report(measure(0, 10 * M), measure(1, 20 * M), measure(2, 30 * M)), float(second))
+    seen = has_jumped(measure(0, 90 * M)), measure(1, 20 * M)
+    found.record(3, report(*seen), 4.0)
+    found.record(3, report(has_jumped(measure(1, 50 * M))), 4.0 + later_s)
+    assert rates(found, 4.0 + later_s)[0, 3] == pytest.approx(believed)
+
+
+def has_jumped(one: LinkMeasure) -> LinkMeasure:
+    """Return the same reading of a link that its reporter has seen change."""
+    return msgspec.structs.replace(one, jumped=True)
+
+
 # ----------------------------------------------------------------------- links that are too good to be true
 
 
