@@ -137,13 +137,13 @@ class SendingHalf:
     """
 
     __slots__ = (
-        "_acknowledged",
         "_later",
         "_later_bytes",
         "_on_acknowledged",
         "_sequence",
         "_submitted",
         "_transmissions",
+        "arrived",
         "lost",
         "queue",
         "queued_bytes",
@@ -166,8 +166,8 @@ class SendingHalf:
         """Those of `unacknowledged` that the other side will ask for; they are not in flight."""
         self._later_bytes = 0
         self._sequence = 0
-        self._acknowledged = 0
-        """Everything up to here has been acknowledged."""
+        self.arrived = 0
+        """Everything up to this number has been acknowledged."""
         self._transmissions = 0
 
     def has_work(self) -> bool:
@@ -251,13 +251,13 @@ class SendingHalf:
         latest = [0] * len(self.window.streams)
         latest[mark.stream] = mark.position
         news = False
-        if received > self._acknowledged:
-            for sequence in range(self._acknowledged + 1, received + 1):
+        if received > self.arrived:
+            for sequence in range(self.arrived + 1, received + 1):
                 message = self.unacknowledged.pop(sequence, None)
                 if message is not None:
                     news = True
                     self._arrived(message, now, latest)
-            self._acknowledged = received
+            self.arrived = received
         for sequence in beyond:
             message = self.unacknowledged.pop(sequence, None)
             if message is not None:

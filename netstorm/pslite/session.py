@@ -298,7 +298,10 @@ class Session(ABC):
         if isinstance(message, m.Ack):
             sending = self.sending
             mark = self._queries.mark_of(message.query) if message.query else NOWHERE
-            if sending.acknowledge(message.received, message.beyond, now, mark=mark):
+            before = sending.arrived
+            news = sending.acknowledge(message.received, message.beyond, now, mark=mark)
+            # What goes on over other streams says nothing of the one that the oldest message is on.
+            if news and (len(sending.window.streams) == 1 or sending.arrived > before):
                 self._queries.progress(now, expecting=bool(sending.unacknowledged))
         elif isinstance(message, m.Nack):
             if message.later:
@@ -489,14 +492,15 @@ class Session(ABC):
 
     def _check_liveness(self, now: float) -> None:
         """Send a query if nothing has been acknowledged for a while; give up if no answer comes."""
-        silence = self._queries.silence(self.counters.heard_at, now)
+        single = len(self.sending.window.streams) == 1
+        silence = self._queries.silence(self.counters.heard_at if single else -math.inf, now)
         if silence and self._may_wait(silence, now):
             self._queries.excuse(now)
         elif silence:
             self._unanswered(f"no answer for {silence:.1f} s", now)
             return
         if self._queries.query_due(now):
-            mark = self.sending.mark(self._queries.sent)
+            mark = self.sending.mark(self._queries.turn)
             self._control.append(m.Query(number=self._queries.query_sent(mark, now)))
 
     def _may_wait(self, silence_s: float, now: float) -> bool:
@@ -878,9 +882,11 @@ class QueryTimer:
         "_mark",
         "_next_at",
         "_sent_at",
+        "_turn_began",
         "_unanswered_since",
         "_window",
         "sent",
+        "turn",
     )
 
     def __init__(self, limits: Limits, window: Window, answer_timeout_s: float) -> None:
@@ -890,11 +896,13 @@ class QueryTimer:
         self._window: Final = window
         self.sent = 0
         """Number of queries sent on this connection."""
+        self.turn = 0
+        """Whose turn it is among the streams: the next one's once a query was answered."""
         self.stop()
 
     def stop(self) -> None:
         """Reset: there is no connection."""
-        self.sent = 0
+        self.sent = self.turn = self._turn_began = 0
         self._mark = NOWHERE
         self._sent_at = -math.inf
         self._unanswered_since = self._next_at = math.inf
@@ -924,6 +932,7 @@ class QueryTimer:
     def query_sent(self, mark: Mark, now: float) -> int:
         """Note a query that is sent after everything before `mark` on its stream; return its number."""
         self.sent += 1
+        self._turn_began = self._turn_began or self.sent
         self._mark = mark
         self._sent_at = now
         self._unanswered_since = min(self._unanswered_since, now)
@@ -934,7 +943,8 @@ class QueryTimer:
         """Return for how long no answer has come, if that is too long; else 0.
 
         Args:
-            heard_at: when a message last arrived over this connection.
+            heard_at: when a message last arrived over this connection, if it is a single stream: only an
+                answer shows that one of several streams works.
             now: s on the local clock.
         """
         if heard_at > self._sent_at:
@@ -954,6 +964,9 @@ class QueryTimer:
         """
         if query > self.sent:
             raise ProtocolViolation(f"answers query {query}, and {self.sent} were sent")
+        if query >= self._turn_began > 0:
+            self.turn += 1
+            self._turn_began, self._unanswered_since = 0, math.inf
         return self._mark if query and query == self.sent else NOWHERE
 
     def _pause(self) -> float:

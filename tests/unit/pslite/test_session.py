@@ -22,7 +22,7 @@ from netstorm.protocol.frames import Peer, encode_body, open_frames, seal
 from netstorm.pslite.machine import OF_MESSAGE, Admit, NotYet, Send
 from netstorm.pslite.sending import SendingHalf, SendQueueItem, Window
 from netstorm.pslite.session import TRANSITIONS, Event, Limits, ReceivingHalf, SessionState
-from netstorm.pslite.van import Received
+from netstorm.pslite.van import Received, Widened
 from tests.unit.pslite.world import World, connected, met
 
 BULK = (0, 0, 0)
@@ -534,6 +534,50 @@ def test_whoever_ends_while_the_other_is_away_does_not_wait_for_ever():
     world.run(15)
     assert here.endpoint.idle()
     assert here.machine.lost == []
+
+
+# --------------------------------------------------------------------- a connection of several streams
+
+
+def widen(process, streams, stuck):
+    """Give a process's connection more streams, of which one carries nothing from now on."""
+    [connection] = [one for one in process.endpoint._sessions.by_connection if one > 0]
+    process.endpoint.handle(Widened(connection, streams), 0.0)
+    original = process.van.transmit
+
+    def transmit(to, header, payload, stream=0):
+        return (to == connection and stream == stuck) or original(to, header, payload)
+
+    process.van.transmit = transmit
+
+
+@pytest.mark.parametrize("stuck", range(3))
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_stream_that_carries_nothing_is_noticed_though_others_do(stuck, goes_on):
+    world, here, there = connected(limits=Limits(link_timeout_s=10))
+    widen(here, 3, stuck)
+    for number in range(1, 7):
+        here.send(there, part(number), bytes(1000))
+    for number in range(7, 37):
+        world.run(1)
+        if goes_on:
+            here.send(there, part(number), bytes(10))
+    world.run(10)
+    assert sorted(there.machine.numbers()) == list(range(37 if goes_on else 7))
+    assert here.machine.lost == there.machine.lost == []
+    [link] = here.endpoint.links().values()
+    assert link["connections"] == 2
+
+
+def test_streams_that_work_are_left_alone():
+    world, here, there = connected(limits=Limits(link_timeout_s=10))
+    widen(here, 3, stuck=None)
+    for number in range(1, 61):
+        here.send(there, part(number), bytes(1000))
+        world.run(1)
+    [link] = here.endpoint.links().values()
+    assert there.machine.numbers() == list(range(61))
+    assert (link["connections"], link["messages_resent"]) == (1, 0)
 
 
 # ---------------------------------------------------------------- whatever happens to connections and bytes
