@@ -135,6 +135,9 @@ class _NoVan:
     def refuse(self, connection: Connection, reason: str) -> None:
         """See `Transmitter`."""
 
+    def progress(self, connection: Connection) -> None:
+        """See `Van`."""
+
     def poll(self, timeout_s: float) -> list[Any]:
         """See `Van`."""
         return []

@@ -93,6 +93,7 @@ def test_an_exception_that_is_not_declared_is_found() -> None:
         fuzz(planted(decode), 2000)
 
 
+@pytest.mark.slow
 def test_an_input_that_takes_much_memory_is_found() -> None:
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # of tests before this one, too
 

@@ -269,6 +269,7 @@ def test_a_node_that_is_out_of_an_elastic_job_of_several_learns_why(monkeypatch)
     assert "no heartbeat for" in str(nodes[2].failure)
 
 
+@pytest.mark.slow
 def test_a_job_of_higher_priority_is_as_fast_as_alone_and_the_other_goes_on():
     """Two jobs on the same three hosts, whose links both would fill."""
     network = Network.uniform(3, rate=10e6, latency=0.01)

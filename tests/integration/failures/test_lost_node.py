@@ -77,7 +77,7 @@ def test_a_killed_rank_is_named_in_every_call_of_the_others_and_by_the_scheduler
     assert said.keys() == {"asnumpy", *CALLS}
     assert all(text.startswith(lost) for text in said.values())  # also MXNet's error, and a ConnectionError
     assert "is lost: its process has ended: its connections have ended" in said["asnumpy"]
-    assert re.search("last heard: round [23] of key 'k'", said["asnumpy"])
+    assert re.search("last heard: round [1-3] of key 'k'", said["asnumpy"])
 
     assert "as if nothing had happened" in catches.out
     assert catches.code == 1  # which tells, although the script has swallowed the error

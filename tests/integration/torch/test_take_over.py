@@ -173,6 +173,7 @@ except UsageError as error:
 LAUNCHED = {"DMLC_ROLE": "worker", "NETSTORM_RESTART": "0", "RANK": "0"}
 
 
+@pytest.mark.slow
 def test_a_rank_of_the_launcher_says_that_its_default_group_is_not_netstorms_and_what_it_starts_does_not(
     tmp_path,
 ):
