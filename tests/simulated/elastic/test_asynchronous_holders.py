@@ -170,7 +170,7 @@ def test_a_rank_that_gets_no_state_from_anybody_names_those_and_the_job_goes_on_
     assert set(job.pull(2)) == {4 + 3 + 3}
     failure = job.cluster.nodes[3].failure
     assert isinstance(failure, NodeLost)
-    assert "2 pushes of rank" in str(failure)
+    assert "rank 3 has pulled values with 7 pushes of other ranks" in str(failure)
     assert "ranks [0, 1] have not sent what they have of it" in str(failure)
 
 
