@@ -110,16 +110,17 @@ def test_pieces_of_states_are_some_of_a_few(piece, pieces):
         asking.requests.states(2, states(1, piece, pieces), b"state")
 
 
-def new_serving(rank=0, waiting=None, counters=None, outbox=None):
+def new_serving(rank=0, *, waiting=None, counters=None, outbox=None, end_job=lambda _: None, present=None):
     return Serving(
         rank,
         3,
         OWNERS,
         AsynchronousOutbox(rank, STAR, outbox or Outbox()),
         counters or Counters(),
-        end_job=lambda _: None,
+        end_job=end_job,
         on_progress=lambda: None,
         waiting=waiting,
+        present=present,
     )
 
 
@@ -339,16 +340,7 @@ def test_a_value_that_lacks_updates_of_an_earlier_view_is_a_loss_and_is_not_writ
 @pytest.mark.parametrize(("seen", "lost"), [(0, False), (1, True)])
 def test_a_push_that_was_computed_on_updates_that_no_state_has_ends_an_elastic_job(seen, lost):
     errors: list[NetStormError] = []
-    owner = Serving(
-        0,
-        3,
-        OWNERS,
-        AsynchronousOutbox(0, STAR, Outbox()),
-        Counters(),
-        end_job=errors.append,
-        on_progress=lambda: None,
-        present=(0, 1, 2),
-    )
+    owner = new_serving(end_job=errors.append, present=(0, 1, 2))
     owner.serve(key(), Store())
     owner.push(1, msgspec.structs.replace(push(chunk=0), seen=seen), b"\0" * 16)
     assert ["rank 1 has pulled values with 1 pushes" in str(error) for error in errors] == [True] * lost
