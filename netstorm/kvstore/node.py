@@ -894,6 +894,7 @@ class JoinedNode:
             end_job=end_job,
             elastic=elastic,
             later=joined.later,
+            known_keys=len(joined.keys),
             waiting=waiting,
             wait_timeout_s=options.wait_timeout_s,
         )

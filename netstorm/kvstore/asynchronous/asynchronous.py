@@ -75,6 +75,7 @@ class Asynchronous:
         end_job: Callable[[NetStormError], None],
         elastic: bool = False,
         later: bool = False,
+        known_keys: int = 0,
         waiting: WaitingBytes | None = None,
         wait_timeout_s: float = math.inf,
     ) -> None:
@@ -88,6 +89,7 @@ class Asynchronous:
             counters: of the process.
             end_job: fails the whole job.
             elastic: ranks may leave the job and join it; this one has perhaps joined `later`.
+            known_keys: see `Requests`.
             waiting, wait_timeout_s: see `Serving`, and NETSTORM_WAIT_TIMEOUT.
         """
         self.owners: Final = Owners(weights, _eligible(policy) if elastic else None)
@@ -105,7 +107,14 @@ class Asynchronous:
         self._waiting: list[AsyncOperation] = []
         self._stores: Final[dict[Key, BlockStore]] = {}
         """This and `_waiting`: of keys that have not been granted."""
-        self._requests: Final = Requests(self.owners, counters, self._routed, later=later)
+        self._requests: Final = Requests(
+            self.owners,
+            counters,
+            self._routed,
+            later=later,
+            known_keys=known_keys,
+            on_loss=self._went_back,
+        )
         self._ended_clocks: list[_EndedClock] = []
         self._failure: NetStormError | None = None
         self._end_job: Final = end_job
@@ -117,6 +126,7 @@ class Asynchronous:
             counters,
             end_job=end_job,
             on_progress=self._deliver_local,
+            seen=self._requests.seen,
             waiting=self._waiting_bytes,
             present=(policy.members or range(policy.size)) if elastic else None,
             patience_s=wait_timeout_s / _PATIENT_FOR,
@@ -272,6 +282,9 @@ class Asynchronous:
             self._routed.complete(operation.done, error)
 
     # ---------------------------------------------------------------------------------------- this rank's own
+
+    def _went_back(self, key: Key, block: int, seen: int, here: int) -> None:
+        self._serving.went_back(key, block, seen, here)
 
     def _begin(self, operation: AsyncOperation) -> None:
         self._routed.keys[operation.key.identity] = operation.key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -54,6 +54,8 @@ class Requests:
         routed: AsynchronousOutbox,
         *,
         later: bool = False,
+        known_keys: int = 0,
+        on_loss: Callable[[Key, int, int, int], None] | None = None,
     ) -> None:
         """Begin without operations.
 
@@ -63,8 +65,13 @@ class Requests:
             routed: takes messages, and completions.
             later: this process has joined a job that had begun. It counts its pushes and clocks from those
                 of the slowest other rank, as it hears in the pulls before its first push.
+            known_keys: how many keys the others had then: their values are with owners.
+            on_loss: called if a value comes with fewer updates by others than one that was pulled in an
+                earlier view: with the key, the block, and both numbers, the larger one first.
         """
         self._later: Final = later
+        self._known_keys: Final = known_keys if later else 0
+        self._on_loss: Final = on_loss
         self._pushed_keys: Final[set[Key]] = set()
         self._begins: Final[dict[int, int]] = {}
         """By key: what pushes are counted from."""
@@ -80,12 +87,21 @@ class Requests:
         self._begun: dict[int, int] = {}
         """By key: how many pushes have been begun."""
         self._seen: dict[tuple[int, int], int] = {}
-        """By key and block: how many updates by others are in the value that was pulled last."""
+        """By key and block: how many updates by others are in the newest value that was pulled."""
+        self._seen_before: dict[tuple[int, int], int] = {}
+        """The same of earlier views. Answers within a view may overtake each other."""
 
     def outstanding(self) -> Iterator[AsyncOperation]:
         """Yield the operations that are not complete."""
         for entry in (*self._pushes.values(), *self._pulls.values()):
             yield entry.operation
+
+    def seen(self, key: Key, block: int) -> int | None:
+        """Return how many updates by others are in the newest value of a block that was pulled; None: this
+        process has joined later, and has pulled no value of a block that the others had before.
+        """
+        none = None if key.identity < self._known_keys else 0
+        return self._seen.get((key.identity, block), none)
 
     def clear(self) -> None:
         """Drop all of them."""
@@ -103,6 +119,7 @@ class Requests:
 
     def send_again(self) -> None:
         """Send all that is not answered to those who own it now."""
+        self._seen_before = dict(self._seen)
         requests = [*self._pushes.values(), *self._pulls.values()]
         for opened in sorted(requests, key=lambda request: request.operation.number):
             opened.pieces.clear()
@@ -323,10 +340,14 @@ class Requests:
                 f"{message.dtype}; it has {end - start} values of {key.spec.dtype}"
             )
         check_counts(message.slowest, message.clock)
+        place = message.key, _block(pull, message.chunk)
+        seen = self._seen_before.get(place, 0)
+        if message.others < seen and self._on_loss is not None:
+            self._on_loss(key, place[1], seen, message.others)
+            return
         pull.destination[start:end] = np.frombuffer(payload, key.dtype) if payload is not None else 0
         if self._later:
             self._learn(key, message)
-        place = message.key, _block(pull, message.chunk)
         self._seen[place] = max(message.others, self._seen.get(place, 0))
         self._complete_part(self._pulls, opened, message.chunk)
 

@@ -93,6 +93,7 @@ class Serving:
         *,
         end_job: Callable[[NetStormError], None],
         on_progress: Callable[[], None],
+        seen: Callable[[Key, int], int | None] = lambda *_: 0,
         waiting: WaitingBytes | None = None,
         present: Iterable[int] | None = None,
         patience_s: float = math.inf,
@@ -106,6 +107,7 @@ class Serving:
             counters: of the process.
             end_job: fails the whole job.
             on_progress: called after each answer of a store has been handled.
+            seen: see `Requests.seen`.
             waiting: counts the messages that come early.
             present: ranks that are in an elastic job at first; None: the job is not elastic, and blocks have
                 no replicas.
@@ -118,6 +120,7 @@ class Serving:
         self._counters: Final = counters
         self._end_job: Final = end_job
         self._on_progress: Final = on_progress
+        self._seen: Final = seen
         self._elastic: Final = present is not None
         self._patience_s: Final = patience_s
         self._served: dict[int, Served] = {}
@@ -275,7 +278,7 @@ class Serving:
             if part not in block.early:
                 block.early[part] = self._charged(rank, push, payload)
             return
-        if self._has_lost(block, rank, push.confirmed):
+        if self._has_lost(block, rank, push.confirmed, push.seen):
             return
         if block.begins[rank] < 0:
             block.begins[rank] = max(0, push.begin)
@@ -404,6 +407,8 @@ class Serving:
     def _start(self, served: Served, block: Block) -> None:
         """Serve a block, whose state is here now."""
         block.serving = True
+        if self._has_lost(block, self._rank, 0, self._seen(block.key, block.number)):
+            return
         self._bytes.all_ready()  # which pushes come next, another rank has said
         early, block.early = list(block.early.values()), {}
         self._handle_early(block.key.identity, early)
@@ -800,13 +805,36 @@ class Serving:
             del served.blocks[number]
             self._routed.call(lambda: served.store.discard(number))
 
-    def _has_lost(self, block: Block, rank: int, confirmed: int) -> bool:
-        """End the job if pushes that were confirmed are in no state that is left; return whether."""
-        if not self._elastic or not block.serving or confirmed <= block.applied[rank]:
+    def _has_lost(self, block: Block, rank: int, confirmed: int, seen: int | None = 0) -> bool:
+        """End the job if a rank knows of pushes that are in no state that is left; return whether.
+
+        Args:
+            block: of this rank.
+            rank: that knows of them.
+            confirmed: how many of its own were confirmed.
+            seen: how many of other ranks it has pulled; None: it has no values that it could go on with.
+        """
+        if not self._elastic or not block.serving:
             return False
-        reason = self.handover.lost_text(block, rank, confirmed, self._departed - self._eligible)
-        self._end_job(NodeLost(reason))
+        place, others = (block.key, block.number), block.others(rank)
+        if confirmed > block.applied[rank]:
+            self._lose(*place, f"{confirmed} pushes of rank {rank} were confirmed", block.applied[rank])
+        elif seen is None and block.version == 0:
+            self._lose(*place, f"rank {rank} has joined later and has pulled no values", 0)
+        elif seen is not None and seen > others:
+            self.went_back(*place, seen, others, rank=rank)
+        else:
+            return False
         return True
+
+    def went_back(self, key: Key, block: int, seen: int, here: int, *, rank: int = -1) -> None:
+        """End the job: a rank (-1: this one) has pulled `seen` updates by others, and `here` are left."""
+        rank = self._rank if rank < 0 else rank
+        self._lose(key, block, f"rank {rank} has pulled values with {seen} pushes of other ranks", here)
+
+    def _lose(self, key: Key, block: int, known: str, here: int) -> None:
+        departed = self._departed - self._eligible
+        self._end_job(NodeLost(self.handover.lost_text(key, block, known, here, departed)))
 
 
 def _turn(block: Block, rank: int, number: int) -> tuple[object, ...]:
@@ -955,19 +983,20 @@ class Handover:
     def _owing(self) -> set[int]:
         return self.waits_for | {rank for _, rank in self._asked.values()}
 
-    def lost_text(self, block: Block, rank: int, confirmed: int, departed: Iterable[int]) -> str:
-        """Return that pushes of a rank are in no state that is left of a block, and who may have had it."""
+    def lost_text(self, key: Key, block: int, known: str, here: int, departed: Iterable[int]) -> str:
+        """Return which pushes are `known` that are in no state that is left of a block, of which the newest
+        has `here`; and who may have had them.
+        """
         cause, gone = "no rank that is here has a newer one", ", ".join(map(str, sorted(departed)))
-        if block.place in self._refused:
-            cause = self._refused[block.place]
+        if (key.identity, block) in self._refused:
+            cause = self._refused[key.identity, block]
         elif self.passed_over:
             cause = f"ranks {sorted(self.passed_over)} have not sent what they have of it"
         elif gone:
             cause = f"its owner and its replica have left together (ranks {gone})"
         return (
-            f"key {block.key.name!r}: {confirmed} pushes of rank {rank} were confirmed, and the newest state "
-            f"of block {block.number} has {block.applied[rank]}: {cause}; begin again from "
-            "saved values"
+            f"key {key.name!r}: {known}, and the newest state of block {block} has {here}: {cause}; "
+            "begin again from saved values"
         )
 
     def waiting_text(self) -> str:

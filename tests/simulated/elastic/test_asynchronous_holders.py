@@ -64,13 +64,18 @@ class Job:
             self.cluster.faults.crash(rank)
         self.cluster.run_for(8.0)
 
-    def come_back(self, rank):
-        """Start a crashed rank again. It has the owners' values, and takes part from then on."""
+    def newcomer(self, rank):
+        """Start a crashed rank again, which takes no part yet."""
         self.cluster.start(rank)
         node = self.cluster.started(rank)
         self.cluster.run_until(lambda: node.joined.ended, 20.0, "a rank that comes back")
         store = self.stores[rank] = AsynchronousStore(node, self.cluster.timeline)
         store.join("w", np.zeros(NODES * 16, "int64"))
+        return node, store
+
+    def come_back(self, rank):
+        """Start a crashed rank again. It has the owners' values, and takes part from then on."""
+        node, store = self.newcomer(rank)
         self.ended([store.pull("w")])
         node.process.call(node.machine.begin_without_state)
         self.cluster.run_until(lambda: rank in self.stores[1].machine.owners.ranks, 10.0, "its blocks")
@@ -170,7 +175,7 @@ def test_a_rank_that_gets_no_state_from_anybody_names_those_and_the_job_goes_on_
     assert set(job.pull(2)) == {4 + 3 + 3}
     failure = job.cluster.nodes[3].failure
     assert isinstance(failure, NodeLost)
-    assert "2 pushes of rank" in str(failure)
+    assert "rank 3 has pulled values with 7 pushes of other ranks" in str(failure)
     assert "ranks [0, 1] have not sent what they have of it" in str(failure)
 
 
@@ -197,17 +202,73 @@ def test_a_newcomer_whose_owners_have_all_left_ends_by_name():
     job = Job()
     job.push(range(NODES))
     job.crash(3)
-    job.cluster.start(3)
-    node = job.cluster.started(3)
-    job.cluster.run_until(lambda: node.joined.ended, 20.0, "a rank that comes back")
-    store = job.stores[3] = AsynchronousStore(node, job.cluster.timeline)
-    store.join("w", np.zeros(NODES * 16, "int64"))
+    _, store = job.newcomer(3)
     for rank in range(3):
         job.cluster.faults.crash(rank)
     pulled = store.pull("w")
     job.cluster.run_until_ended([pulled], WAIT_S)
     assert isinstance(pulled.error, NodeLost)
     assert "no rank is left that has the job's state" in str(pulled.error)
+
+
+@pytest.mark.parametrize("says", ["before", "after"])
+@pytest.mark.parametrize("pulls", [True, False])
+def test_a_newcomer_that_takes_part_as_all_owners_are_lost_serves_no_values_of_its_own(pulls, says):
+    job = Job()
+    job.push(range(NODES))
+    job.crash(3)
+    node, store = job.newcomer(3)
+    if pulls:
+        assert set(job.ended([store.pull("w")])[0]) == {4}
+    for rank in range(3 if says == "after" else 0):
+        job.cluster.faults.crash(rank)
+    node.process.call(node.machine.begin_without_state)
+    for rank in range(3 if says == "before" else 0):
+        job.cluster.faults.crash(rank)
+    pulled = store.pull("w")
+    job.cluster.run_until_ended([pulled], WAIT_S)
+    assert isinstance(pulled.error, NodeLost)
+    known = "pulled values with 4 pushes of other ranks" if pulls else "joined later and has pulled no values"
+    assert f"rank 3 has {known}" in str(pulled.error)
+    assert "its owner and its replica have left together (ranks 0, 1, 2)" in str(pulled.error)
+
+
+def test_a_newcomer_that_has_all_states_goes_on_alone():
+    job = Job()
+    job.push(range(NODES))
+    for rank in (3, 2, 0):
+        job.crash(rank)
+    job.come_back(3)
+    job.cluster.run_for(1.0)  # of two ranks, each has a state of all blocks
+    job.crash(1)
+    assert set(job.pull(3)) == {4}
+    job.push((3,))
+    assert set(job.pull(3)) == {5}
+
+
+@pytest.mark.parametrize("knows", [1, 2])
+def test_who_has_pulled_what_both_holders_of_a_block_have_taken_along_ends_by_name(knows):
+    """Only a rank that has left has pushed, so nobody misses pushes of its own. Rank 1 is the next owner."""
+    job = Job()
+    job.push((3,))
+    assert set(job.pull(knows)) == {1}
+    job.crash(3, 0)
+    pulled = job.stores[knows].pull("w")
+    job.cluster.run_until_ended([pulled], WAIT_S)
+    assert isinstance(pulled.error, NodeLost)
+    assert re.search(
+        rf"rank {knows} has pulled values with 1 pushes of other ranks, and the newest state of block \d "
+        r"has 0: its owner and its replica have left together \(ranks 0, 3\)",
+        str(pulled.error),
+    )
+
+
+def test_blocks_that_nobody_has_updated_go_on_from_their_initial_values():
+    job = Job()
+    assert set(job.pull(1)) == {0}
+    job.crash(3, 0)
+    job.push((1, 2))
+    assert set(job.pull(2)) == {2}
 
 
 def test_a_rank_that_sends_states_piece_by_piece_is_not_silent():

@@ -208,7 +208,7 @@ def test_a_rank_that_sends_no_state_of_a_block_has_none_unless_it_was_a_copy_of_
     said = handover.refuse(block, 2, "four bytes: expected eight", was_kept=False)
     assert said.endswith("rank 2 has sent of block 0 of key 'k' are four bytes: expected eight")
     assert handover.newest(block.place) == (7, 1)
-    assert said in handover.lost_text(block, 0, 3, departed=())
+    assert said in handover.lost_text(block.key, 0, "3 were confirmed", 0, departed=())
 
 
 def test_a_lost_owners_blocks_are_its_replicas_and_a_returned_one_has_its_own_again():

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from netstorm.errors import NoRoom, NotAuthorised, ProtocolViolation
+from netstorm.errors import NetStormError, NoRoom, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import AsynchronousOutbox, Gradient, Owners, Staleness
 from netstorm.kvstore.asynchronous.client import Requests
 from netstorm.kvstore.asynchronous.server import Serving
@@ -110,23 +110,24 @@ def test_pieces_of_states_are_some_of_a_few(piece, pieces):
         asking.requests.states(2, states(1, piece, pieces), b"state")
 
 
-def new_serving(rank=0, waiting=None, counters=None, outbox=None):
+def new_serving(rank=0, *, waiting=None, counters=None, outbox=None, end_job=lambda _: None, present=None):
     return Serving(
         rank,
         3,
         OWNERS,
         AsynchronousOutbox(rank, STAR, outbox or Outbox()),
         counters or Counters(),
-        end_job=lambda _: None,
+        end_job=end_job,
         on_progress=lambda: None,
         waiting=waiting,
+        present=present,
     )
 
 
 class Store:
     """Never applies anything."""
 
-    whole = False
+    begins_with_states = whole = False
     rule = "r"
 
     def apply(
@@ -310,3 +311,36 @@ def test_a_bound_counts_from_where_the_rank_began(least, demanded):
     pull(1, least)
     (message,) = [one for one, _ in routed.local if isinstance(one, Pull) and one.number == 1]
     assert message.least == demanded
+
+
+def test_a_value_that_lacks_updates_of_an_earlier_view_is_a_loss_and_is_not_written():
+    losses: list[tuple[int, int, int]] = []
+    routed = AsynchronousOutbox(0, STAR, Outbox())
+    requests = Requests(Owners((1, 0, 0)), Counters(), routed, on_loss=lambda _, *loss: losses.append(loss))
+    pulled = np.zeros(10, np.float32)
+
+    def pull(number, others):
+        requests.begin(
+            PullOperation(key=key(), number=number, done=lambda _: None, pushed=0, destination=pulled)
+        )
+        answer = Value(path=(), hop=0, key=0, chunk=0, number=number, others=others, dtype="float32")
+        requests.value(0, answer, np.full(4, others, np.float32))
+
+    pull(0, 3)
+    pull(1, 2)  # overtaken
+    assert not losses
+    requests.send_again()  # in a new view
+    pull(2, 2)
+    assert losses == [(0, 3, 2)]
+    pull(3, 3)
+    assert losses == [(0, 3, 2)]
+    assert pulled[0] == 3
+
+
+@pytest.mark.parametrize(("seen", "lost"), [(0, False), (1, True)])
+def test_a_push_that_was_computed_on_updates_that_no_state_has_ends_an_elastic_job(seen, lost):
+    errors: list[NetStormError] = []
+    owner = new_serving(end_job=errors.append, present=(0, 1, 2))
+    owner.serve(key(), Store())
+    owner.push(1, msgspec.structs.replace(push(chunk=0), seen=seen), b"\0" * 16)
+    assert ["rank 1 has pulled values with 1 pushes" in str(error) for error in errors] == [True] * lost
