@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -15,11 +16,8 @@ _PORTS: Final = range(21_000, 32_000, 2)
 
 
 def loopback_port(_rank: int) -> int:
-    """Return a TCP port of this machine that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port of this machine that is free, any of many: other jobs take some at the same time."""
+    return next(port for port in random.sample(_PORTS, len(_PORTS)) if _is_free(port) and _is_free(port + 1))
 
 
 class NamespacePorts:
