@@ -15,8 +15,10 @@ _COLOURS: Final = {
     "diloco-torchft": "#c44e52",
     "diloco-hivemind": "#8a63a8",
     "diloco-netstorm": "#2b6ca3",
+    "diloco-streaming": "#17406b",
     "ddp-network-free": "#b8d8b0",
     "diloco-network-free": "#4f9a45",
+    "diloco-streaming-network-free": "#2f6b28",
 }
 
 

@@ -48,11 +48,19 @@ TRAININGS: Final[Mapping[str, Training]] = {
     "diloco-netstorm": Training(
         entrant=TORCH_NETSTORM, diloco=True, what="NetStorm's class DiLoCo on NetStorm, packed trees"
     ),
+    "diloco-streaming": Training(
+        entrant=TORCH_NETSTORM,
+        diloco=True,
+        what="NetStorm's class DiLoCo, a fragment for each block, whose sums overlap with five steps",
+    ),
     "ddp-network-free": Training(
         entrant=TORCH_NETSTORM, diloco=False, network_free=True, what="ddp-netstorm on loopback"
     ),
     "diloco-network-free": Training(
         entrant=TORCH_NETSTORM, diloco=True, network_free=True, what="diloco-netstorm on loopback"
+    ),
+    "diloco-streaming-network-free": Training(
+        entrant=TORCH_NETSTORM, diloco=True, network_free=True, what="diloco-streaming on loopback"
     ),
 }
 """By name."""

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gpt.model import GPT
 from systems.base import Case
 from systems.gloo import interface_of
 from systems.hivemind import Hivemind
@@ -24,6 +25,9 @@ __all__ = ["EXCHANGES", "Exchange", "Setting"]
 
 _TIMEOUT: Final = timedelta(hours=1)
 """The driver ends what takes too long."""
+
+_DELAY: Final = 5
+"""Steps that a fragment's sum may take."""
 
 
 class Setting:
@@ -77,14 +81,25 @@ class DDP(_Joined):
 
 
 class OurDiLoCo(_Joined):
-    """NetStorm's class, on any backend."""
+    """NetStorm's class, on any backend: the whole model at once, or streamed in fragments with a delay."""
 
-    def __init__(self, setting: Setting, backend: str) -> None:
+    def __init__(self, setting: Setting, backend: str, *, streaming: bool = False) -> None:
         from netstorm.frontends.torch.local_updates import DiLoCo  # noqa: PLC0415 - only where it is used
 
         super().__init__(backend)
         self.model = setting.model
-        self._training = DiLoCo([self.model], setting.inner, setting.outer(), sync_every=setting.sync_every)
+        fragments = [self.model]
+        if streaming:
+            assert isinstance(self.model, GPT)
+            fragments = [self.model.embedding, *self.model.blocks, self.model.head]
+        self._training = DiLoCo(
+            fragments,
+            setting.inner,
+            setting.outer(),
+            sync_every=setting.sync_every,
+            fragment_sync_delay=min(_DELAY, setting.sync_every - 1) if streaming else 0,
+            fragment_update_alpha=0.5 if streaming else 0.0,
+        )
         self._training.__enter__()  # until the process ends
 
 
@@ -188,7 +203,9 @@ EXCHANGES: Final[dict[str, Callable[[Setting], Exchange]]] = {
     "diloco-gloo": lambda setting: OurDiLoCo(setting, "gloo"),
     "diloco-hivemind": HivemindDiLoCo,
     "diloco-netstorm": lambda setting: OurDiLoCo(setting, "netstorm"),
+    "diloco-streaming": lambda setting: OurDiLoCo(setting, "netstorm", streaming=True),
     "ddp-network-free": lambda setting: DDP(setting, "netstorm"),
     "diloco-network-free": lambda setting: OurDiLoCo(setting, "netstorm"),
+    "diloco-streaming-network-free": lambda setting: OurDiLoCo(setting, "netstorm", streaming=True),
 }
 """By the name of a training (`systems.torch_training`)."""
