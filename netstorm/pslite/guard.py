@@ -418,6 +418,11 @@ class AcceptedConnections:
         if entry is None:
             self.on_end(main_of(connection))
             return
+        in_use = self._in_use.get(entry.group, 0)
+        if main_of(connection) != connection and in_use >= self.most_in_use // 2:
+            if entry.stage is not _Stage.SHUT:  # room is for sessions first: this one goes on without it
+                self._refuse(entry, "streams", f"{in_use} others from its address are in use", entry.since)
+            return
         if entry.connection is not None:  # a late message of an earlier one that had this descriptor
             self._forget(entry.connection)
         entry.connection, entry.user = connection, user
@@ -795,7 +800,7 @@ def _text(frame: zmq.Frame, name: str) -> str:
 # dropped.
 
 _MOST_CONNECTIONS: Final = 64
-"""Of one user that are remembered: a node needs two, and one more for each that has just broken."""
+"""Of one user that are remembered: a node needs two, with their streams, and more after a break."""
 
 
 class Users:

@@ -188,6 +188,26 @@ def test_a_connection_without_a_session_gets_no_streams(vans):
     assert second.frames[0] == b"second"
 
 
+def test_where_there_is_no_room_for_streams_the_connection_goes_on_with_one(vans):
+    counters = Counters()
+    (here, _), (there, port) = vans(streams=3), vans(counters=counters)
+    there.accepted.most_in_use = 2
+    here.open(A, "127.0.0.1", port)
+    here.transmit(A, b"first", None)
+    [first] = poll_until(there, bool)
+    there.admit(first.connection)
+    here.widen(A)
+    deadline = time.monotonic() + 20
+    while here._links[A].not_used:
+        assert time.monotonic() < deadline
+        assert not here.poll(0.02)
+        assert not there.poll(0.02)
+    assert counters.get("refused_streams") == 2
+    assert here.transmit(A, b"second", bytes(10))
+    [second] = poll_until(there, bool)
+    assert (second.connection, second.frames[0]) == (first.connection, b"second")
+
+
 def test_connections_within_this_machine_have_one_stream(vans, monkeypatch):
     (here, _), (there, port) = vans(streams=3), vans()
     monkeypatch.setattr(zmq_options, "loses", lambda _: True)

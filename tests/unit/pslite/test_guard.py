@@ -308,3 +308,33 @@ def test_the_end_of_one_stream_is_that_of_the_connection(number: int) -> None:
         _, descriptors = with_streams(here)
         here.table.ended(descriptors[number])
         assert ended == [STREAMS[0]]
+
+
+def test_streams_leave_room_for_sessions_and_one_that_is_refused_ends_nothing() -> None:
+    with accepting() as here:
+        ended: list[Connection] = []
+        here.table.on_end = ended.append
+        here.table.most_in_use = 4
+        clients, _ = with_streams(here)
+        assert list(map(is_shut, clients)) == [False, False, True], "half of the room is taken"
+        assert here.counters.get("refused_streams") == 1
+        assert not here.table.is_in_use(STREAMS[2])
+        client, descriptor = here.connect(100.0)
+        here.table.heard(A, descriptor, "")
+        here.table.admitted(A)
+        assert not is_shut(client)
+        here.table.check(101.0)
+        assert not ended
+
+
+def test_the_end_of_a_refused_stream_is_not_that_of_the_connection() -> None:
+    with accepting() as here:
+        ended: list[Connection] = []
+        here.table.on_end = ended.append
+        here.table.most_in_use = 2
+        clients, descriptors = with_streams(here)
+        assert list(map(is_shut, clients)) == [False, True, True]
+        here.table.ended(descriptors[1])
+        assert not ended
+        here.table.ended(descriptors[0])
+        assert ended == [STREAMS[0]]
