@@ -105,7 +105,10 @@ def saved_by_one(folder: str, path: str, number: int) -> dict[str, Any]:
     """
     elastic.init_process_group(PATIENCE)
     model, training, loaded = _make(path, newcomer=elastic.is_newcomer())
-    at_first = None if loaded is None else _pushes(training.state_dict())
+    at_first = None
+    if loaded is not None:
+        at_first = _pushes(training.state_dict())
+        dist.barrier()  # nobody pushes before all have read what was loaded
     wrote = []
     while not (Path(folder) / "end").exists():
         _step(model, training)
