@@ -34,5 +34,7 @@ def test_every_sum_is_right_while_processes_die_and_come_back(tmp_path: Path, fa
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())
     assert found["steps"] > 20
-    assert sum(kind["faults"] for kind in found["recovery"].values()) > 5
+    # How many there are is up to the machine: none is killed while the killed are not back.
+    assert found["recovery"].keys() == set(faults.split(","))
+    assert all(kind["faults"] for kind in found["recovery"].values()), found["recovery"]
     print(json.dumps(found["recovery"]))

@@ -73,7 +73,7 @@ class Forker:
             return json.loads(process.stdout.readline())
         except BaseException:  # its answer would be taken for that to the next request
             process.kill()
-            process.wait()
+            process.communicate()  # closes its pipes, of which the next test would be told
             self.__enter__()
             raise
 

@@ -212,7 +212,7 @@ def test_examples_of_pytorch_go_on(operations: int, command: str, tmp_path: Path
         },
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     said = result.stdout + result.stderr

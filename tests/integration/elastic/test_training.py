@@ -17,7 +17,7 @@ from tests.integration.elastic.scripts import (
 )
 from tests.integration.jobs import Job
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def undisturbed(folder: Path) -> float:
@@ -25,7 +25,7 @@ def undisturbed(folder: Path) -> float:
     with Job(folder, 4, NETSTORM_ELASTIC="1:5", **TIMEOUTS) as job:
         for rank in range(4):
             start(job, rank, DIGITS)
-        ended = job.end_all()
+        ended = job.end_all(250)
     assert len({digest_of(one) for one in ended}) == 1
     return accuracy_of(ended[0])
 
@@ -41,7 +41,7 @@ def test_the_accuracy_is_that_of_an_undisturbed_job_and_all_weights_are_equal(tm
         job.wait_until_said(1, "ranks (1, 2, 3)")
         start(job, 0, DIGITS)
         start(job, 4, DIGITS)
-        ended = [job.end(rank) for rank in range(5)]
+        ended = [job.end(rank, 250) for rank in range(5)]
     assert len({digest_of(one) for one in ended}) == 1
     assert "ranks (0, 1, 2, 3, 4)" in ended[1].out
     reached = accuracy_of(ended[0])

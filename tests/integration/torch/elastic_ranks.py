@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.integration.forking import DEADLINE_S, ForkedProcess, Forker
 from tests.integration.jobs import Job
 
@@ -68,9 +70,20 @@ class ElasticRanks:
     def wait_until_said(self, name: str, text: str, times: int = 1) -> None:
         """Wait until a process has written `text` so many times."""
         deadline = time.monotonic() + DEADLINE_S
-        while self.said(name).count(text) < times:
-            assert self._processes[name].poll() is None, f"{name} has ended: {self.said(name)}"
+        while True:
+            has_ended = self._processes[name].poll() is not None  # it may write, and end, now
+            if self.said(name).count(text) >= times:
+                return
+            assert not has_ended, f"{name} has ended: {self.said(name)}"
             assert time.monotonic() < deadline, f"{name} never said {text!r}: {self.said(name)}"
+            time.sleep(0.02)
+
+    def wait_until_stopped(self, name: str) -> None:
+        """Wait until a process has been stopped by a signal."""
+        process = psutil.Process(self._processes[name].pid)
+        deadline = time.monotonic() + DEADLINE_S
+        while process.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline, f"{name} does not stop: {self.said(name)}"
             time.sleep(0.02)
 
     def wait_until_there(self, file: str) -> None:
@@ -80,9 +93,9 @@ class ElasticRanks:
             assert time.monotonic() < deadline, f"nobody has made {file!r}"
             time.sleep(0.02)
 
-    def answer(self, name: str) -> Any:
+    def answer(self, name: str, limit_s: float = DEADLINE_S) -> Any:
         """Wait for a process to end well, and return what its program has returned."""
-        code = self._processes[name].wait()
+        code = self._processes[name].wait(limit_s)
         assert code == 0, f"{name} ended with {code}: {self.said(name)}"
         return json.loads((self.folder / f"answer-{name}").read_text())
 

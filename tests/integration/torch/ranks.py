@@ -62,8 +62,11 @@ class Ranks:
     def wait_until_said(self, rank: int, text: str) -> None:
         """Wait until a rank has written `text`."""
         deadline = time.monotonic() + DEADLINE_S
-        while text not in self.said(rank):
-            assert self._forker.exit_code(self.pids[rank]) is None, f"rank {rank} ended: {self.said(rank)}"
+        while True:
+            has_ended = self._forker.exit_code(self.pids[rank]) is not None  # it may write, and end, now
+            if text in self.said(rank):
+                return
+            assert not has_ended, f"rank {rank} ended: {self.said(rank)}"
             assert time.monotonic() < deadline, f"rank {rank} never said {text!r}: {self.said(rank)}"
             time.sleep(0.02)
 

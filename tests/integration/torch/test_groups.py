@@ -230,9 +230,11 @@ def monitored_barriers(rank: int) -> None:
     if rank == 2:
         store().wait(["heard 0", "heard 1"])
     else:
-        error = error_of(lambda: dist.monitored_barrier(timeout=timedelta(seconds=1)))
+        store().set(f"calls {rank}", "yes")
+        store().wait(["calls 0", "calls 1"])  # or rank 1 could fail to pass it, too
+        error = error_of(lambda: dist.monitored_barrier(timeout=timedelta(seconds=3)))
         assert (
-            "Rank 2 failed to pass monitoredBarrier in 1000 ms",
+            "Rank 2 failed to pass monitoredBarrier in 3000 ms",
             "Rank 1 successfully reached monitoredBarrier, but received errors",
         )[rank] in error
         store().set(f"heard {rank}", "yes")

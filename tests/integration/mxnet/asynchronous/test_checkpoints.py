@@ -173,6 +173,7 @@ loaded = kv.load_checkpoint(os.environ["FOLDER"], missing_ok=True)
 first = 0 if loaded is None else loaded.extra["step"]
 begin(kv)
 check(kv, first)
+kv._barrier()  # nobody pushes before all have looked
 push_in_turn(kv, first, 5)
 check(kv, first + 5)
 kv.save_checkpoint(os.environ["FOLDER"], extra={"step": first + 5}).wait(60)
