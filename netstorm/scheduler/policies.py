@@ -595,6 +595,10 @@ class UpdateSchedule:
             return now >= self.formed_at + self._poll_s
         return now >= self.formed_at + self._backoff * self._update_s
 
+    def waits(self, now: float, awaited_s: float) -> bool:
+        """Return whether to wait, in so many s after the last formation, until it is known how it fares."""
+        return now < self.formed_at + min(awaited_s, _MOST_BACKOFF * self._update_s)
+
     def allows_first(self, now: float) -> bool:
         """Return whether a first policy may be formed for measured rates."""
         return now >= self.formed_at + self._update_s
@@ -632,6 +636,13 @@ class MeasuredRounds:
         """
         known = [min(rounds.values()) for rounds in self._seconds.values()]
         return statistics.median(known) if 2 * len(known) > self._nodes else math.inf
+
+    @property
+    def awaited_s(self) -> float:
+        """In which time after the policy was formed a whole round should be known; 0: one is, or nothing is
+        predicted.
+        """
+        return 0.0 if self.seconds < math.inf or self._expected[1] == math.inf else 2 * self._expected[1]
 
     def expect(self, version: int, seconds: float | None = None) -> None:
         """Note what is predicted of a policy that will be in force; None: the same as of the one before."""
@@ -977,6 +988,8 @@ class Adaptation:
         change, what = largest_change(self._planned, estimate, rate, workload.chunk_bytes)
         if not what and self._unsure:
             what = "estimates are more certain"
+        if self._collector.some_shared and self._schedule.waits(now, self.rounds.awaited_s):
+            return ""
         large = change > math.log1p(_LARGE * rate)
         return what if self._schedule.allows(now, large=large) else ""
 
