@@ -329,6 +329,24 @@ def test_where_links_share_lines_a_policy_must_be_better_than_what_rounds_really
     assert slowed_link(shared=False, round_s=1.0).installed
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_where_links_share_lines_a_policy_has_time_for_a_whole_round_before_the_next_one(shared):
+    job = Scheduled(EQUAL, known=True, error=0.02)
+    job.summed = Workload((80_000_000,), WORKLOAD.chunk_bytes)
+    job.run(6)
+    job.truth = SLOW
+    while not job.installed:
+        job.second()
+    formed_at, question = job.asked[-1]
+    if shared:
+        job.collector.record(1, Measured(links=(), ingress=250e6), job.now)
+    job.adaptation.rounds.begin(job.policy, 3)
+    job.truth = four(10, 100, 10)
+    job.run(25)
+    next_at = next(at for at, _ in job.asked if at > formed_at)
+    assert (next_at > formed_at + 2 * form(question).seconds) == shared
+
+
 def test_what_a_round_takes_is_the_median_of_what_more_than_half_of_the_nodes_say():
     rounds, policy = MeasuredRounds(), Scheduled(EQUAL).policy
     rounds.expect(policy.version, 1.0)
