@@ -638,6 +638,13 @@ class MeasuredRounds:
         return statistics.median(known) if 2 * len(known) > self._nodes else math.inf
 
     @property
+    def confirmed_s(self) -> float:
+        """The prediction that the policy was taken for, as long as rounds keep it, or what they take, in s;
+        infinite: unknown. Predictions for one network err alike, so one is compared with another.
+        """
+        return max(self.seconds, self._expected[1])
+
+    @property
     def awaited_s(self) -> float:
         """In which time after the policy was formed a whole round should be known; 0: one is, or nothing is
         predicted.
@@ -929,16 +936,15 @@ class Adaptation:
     # ------------------------------------------------------------------------------------------------ inside
 
     def _compared(self, result: FormationResult) -> tuple[FormationResult, str]:
-        """Return a result with the round time of the policy in force that counts, and both, for a person.
+        """Return a result with the round time that counts of the policy in force, and both times, for a person.
 
-        Where links share lines, they look slower under that policy than under others. So what its rounds
-        really take counts, if that is less than what is predicted.
+        Where links share lines, they look slower under that policy than under others, and so it does itself.
         """
         before, how = result.seconds_before, "predicted"
         if before == math.inf:
             return result, f"{format_duration(result.seconds)} predicted"
-        if self._collector.some_shared and self.rounds.seconds < before:
-            before, how = self.rounds.seconds, "measured"
+        if self._collector.some_shared and self.rounds.confirmed_s < before:
+            before, how = self.rounds.confirmed_s, "that rounds confirm"
         text = f"{format_duration(result.seconds)} instead of {format_duration(before)} {how}"
         return msgspec.structs.replace(result, seconds_before=before), text
 
