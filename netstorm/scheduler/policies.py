@@ -936,7 +936,7 @@ class Adaptation:
     # ------------------------------------------------------------------------------------------------ inside
 
     def _compared(self, result: FormationResult) -> tuple[FormationResult, str]:
-        """Return a result with the round time that counts of the policy in force, and both times, for a person.
+        """Return a result with what counts as the round time of the policy in force, and both, for a person.
 
         Where links share lines, they look slower under that policy than under others, and so it does itself.
         """
