@@ -610,9 +610,6 @@ class UpdateSchedule:
 
 # What rounds take under the policy in force, as nodes say with each heartbeat.
 
-_ROUNDS: Final = 3
-"""Last rounds of a node of which the fastest counts, since noise only adds time."""
-
 _WHOLE: Final = 0.5
 """A round that takes a smaller part of what is predicted sums something else than is planned for."""
 
@@ -626,16 +623,16 @@ class MeasuredRounds:
         """A policy's version, and what a round under it is predicted to take, in s."""
         self._nodes = 0
         self._from_round = 0
-        self._seconds: Final[dict[int, dict[int, float]]] = {}
-        """Of its last rounds, by node and round."""
+        self._seconds: Final[dict[int, float]] = {}
+        """Of the newest round of each node."""
 
     @property
     def seconds(self) -> float:
         """What a round takes, in s: the median of all nodes, so that none can tell tales; infinite: too few
         have had a whole one.
         """
-        known = [min(rounds.values()) for rounds in self._seconds.values()]
-        return statistics.median(known) if 2 * len(known) > self._nodes else math.inf
+        known = len(self._seconds)
+        return statistics.median(self._seconds.values()) if 2 * known > self._nodes else math.inf
 
     @property
     def confirmed_s(self) -> float:
@@ -664,12 +661,8 @@ class MeasuredRounds:
 
     def record(self, rank: int, round: int, seconds: float) -> None:
         """Record how long a node's newest round took, in s."""
-        if round < self._from_round or seconds < _WHOLE * self._expected[1]:
-            return
-        rounds = self._seconds.setdefault(rank, {})
-        rounds[round] = seconds
-        if len(rounds) > _ROUNDS:
-            del rounds[min(rounds)]
+        if round >= self._from_round and seconds >= _WHOLE * self._expected[1]:
+            self._seconds[rank] = seconds
 
 
 # Whether a formed policy is installed, and whether it takes over rounds that are under way.

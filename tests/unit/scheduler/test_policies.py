@@ -353,7 +353,7 @@ def test_what_a_round_takes_is_the_median_of_what_more_than_half_of_the_nodes_sa
     rounds.begin(policy, 0)
     said = []
     for rank, seconds in enumerate((1.2, 1.1, 900.0, 0.6)):
-        rounds.record(rank, 0, seconds + 0.1)
+        rounds.record(rank, 0, seconds - 0.1)
         rounds.record(rank, 1, seconds)
         said.append(rounds.seconds)
     assert said == [math.inf, math.inf, 1.2, pytest.approx(1.15)]
