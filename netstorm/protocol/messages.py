@@ -779,8 +779,10 @@ class Measured(Datagram, frozen=True, tag=22):
 
     links: tuple[LinkMeasure, ...]
     egress: float = 0.0
-    """Bit/s of all links out of this node together while they limited one another; 0: unknown; infinite: the
-    links are independent."""
+    """Bit/s of all links out of this node together while they limited one another; infinite: they do not.
+
+    Below 0: nobody knows whether they do, and it is less the most that they carried together. 0: unknown.
+    """
     ingress: float = 0.0
     """The same for all links into it."""
     outgoing: tuple[LinkMeasure, ...] = ()

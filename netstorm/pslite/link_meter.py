@@ -363,7 +363,8 @@ class LinkDirection:
         self._newest_at = self._checked_at = 0.0
         """When `_newest` was first seen, and when it was last looked for, on the local clock."""
         self.cap = 0.0
-        """The access line's capacity in bit/s; 0: unknown; infinite: the links are independent."""
+        """The access line's capacity in bit/s; infinite: it limits no link; below 0: nobody knows whether it
+        does, and it is less the most that the links carried together; 0: unknown."""
         self.independent = False
 
     def link(self, peer: Peer) -> MeasuredLink:
@@ -691,7 +692,11 @@ class AccessLineDetector:
             windows.popleft()
 
     def classify(self) -> tuple[Contention, float]:
-        """Return how the links affect each other, and the line's cap in bit/s (0 unless capped)."""
+        """Return how the links affect each other, and the line's cap in bit/s.
+
+        0: it has none, or nothing is known. Below 0: it may have one, and that is less the most that the
+        links carried together.
+        """
         windows = self._windows
         if len(windows) < _LEAST_WINDOWS:
             return Contention.UNKNOWN, 0.0
@@ -699,15 +704,16 @@ class AccessLineDetector:
         near = [window for window in windows if abs(window.total - ceiling) <= _NEAR * ceiling]
         time = sum(window.duration for window in near)
         often = time / sum(window.duration for window in windows)
+        carried = sum(window.volume for window in near) / time
         more = [ratio for window in near if (ratio := window.unshared_ratio()) is not None]
         if 2 * len(more) < len(near):
-            return Contention.UNKNOWN, 0.0
+            return Contention.UNKNOWN, -carried
         unshared_ratio = statistics.median(more)
         if often >= _OFTEN and unshared_ratio >= _CAPPED_RATIO:
-            return Contention.CAPPED, sum(window.volume for window in near) / time
+            return Contention.CAPPED, carried
         if often <= _ALWAYS and unshared_ratio <= min(_INDEPENDENT_RATIO, 1 + _deviation(windows)):
             return Contention.INDEPENDENT, 0.0
-        return Contention.UNKNOWN, 0.0
+        return Contention.UNKNOWN, -carried
 
 
 def _last_but_one(rates: list[float]) -> float:

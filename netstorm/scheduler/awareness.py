@@ -168,6 +168,11 @@ class Collector:
         return self._caps.contended
 
     @property
+    def some_shared(self) -> bool:
+        """Whether links are known to share some access line."""
+        return self._caps.some_known
+
+    @property
     def latency_changed_at(self) -> float:
         """When a latency last changed, which may show routes; -inf: never, or routes are not looked for at
         once: of so many latencies some always change.

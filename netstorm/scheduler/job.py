@@ -262,6 +262,8 @@ class Job:
                 return self._register(rank, message.keys, now)
             case m.NodeStatus():
                 self.announcements.record_status(rank, message, now)
+                if self.awareness is not None:
+                    self.awareness.adaptation.rounds.record(rank, message.last_round, message.round_s)
             case m.Measured():
                 self.announcements.record_links(rank, message, now)
                 if self.awareness is not None:

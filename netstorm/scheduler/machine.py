@@ -571,7 +571,9 @@ class SchedulerMachine:
             check_policy(policy, nodes=self.options.num_workers, after=self._first_policy.version)
             self._first_policy = policy
         else:
-            job.install(policy)
+            starts = job.install(policy)
+            if job.awareness is not None:
+                job.awareness.adaptation.rounds.begin(job.policy, max(starts.values(), default=0))
             if job.reproducible:
                 _log.warning(
                     "policy version %d (%s): sums are rounded otherwise from here on than in a run without "

@@ -1038,10 +1038,12 @@ _REPORT_WINDOW_S: Final = 60.0
 class _Cap:
     """The cap of one direction of a node's access line."""
 
-    __slots__ = ("counts", "detected", "readings")
+    __slots__ = ("carried", "counts", "detected", "readings")
 
     def __init__(self) -> None:
         self.readings = Readings()
+        self.carried = Readings()
+        """The most that its links carried together while nobody knew whether they limit one another."""
         self.counts = False
         """Policies are planned with it."""
         self.detected = False
@@ -1049,15 +1051,23 @@ class _Cap:
 
     def clear(self) -> None:
         """Forget the cap."""
-        self.readings, self.detected = Readings(), False
+        self.readings, self.carried, self.detected = Readings(), Readings(), False
 
     def known(self, now: float) -> float:
         """Return the cap, in bit/s; 0: unknown."""
-        return self.readings.value if self.readings and self.readings.age(now) <= _BELIEVED_S else 0.0
+        return _believed(self.readings, now)
+
+    def assumed(self, now: float) -> float:
+        """Return the same; of an unknown cap, what the line was seen to carry."""
+        return self.known(now) or _believed(self.carried, now)
 
     def shared(self, now: float) -> float:
         """Return the cap that links were seen to share, in bit/s; 0: none."""
         return self.known(now) if self.detected else 0.0
+
+
+def _believed(readings: Readings, now: float) -> float:
+    return readings.value if readings and readings.age(now) <= _BELIEVED_S else 0.0
 
 
 class AccessCaps:
@@ -1076,6 +1086,11 @@ class AccessCaps:
         """Whether links carry less beside others: they share lines, known or unknown."""
         return self._lines.contended
 
+    @property
+    def some_known(self) -> bool:
+        """Whether links are known to share some line."""
+        return any(cap.readings for cap in self._caps.values())
+
     def record(self, rank: int, report: Measured, now: float) -> int:
         """Record what a node's links have carried, and its caps; return how many values are implausible."""
         refused = self._lines.record(rank, report.throughput, now)
@@ -1085,8 +1100,8 @@ class AccessCaps:
                 continue
             if value == math.inf:
                 cap.clear()
-            elif RATES.allow(value):
-                cap.readings.add(value, 0.0, now)
+            elif RATES.allow(abs(value)):
+                (cap.readings if value > 0.0 else cap.carried).add(abs(value), 0.0, now)
             else:
                 refused += 1
         return refused
@@ -1150,20 +1165,27 @@ class AccessCaps:
         }
 
     def counting(self, end: int, rates: Mapping[tuple[int, int], KnownRate], now: float) -> dict[int, float]:
-        """Return the caps to plan with, in bit/s by rank; `end`: 0 for egress, 1 for ingress."""
+        """Return the caps to plan with, in bit/s by rank; `end`: 0 for egress, 1 for ingress.
+
+        Where links are known to share one line, any other line counts as carrying no more than it was seen
+        to: otherwise a policy is formed for what links that share it carry while others are idle
+        (docs/measurements/awareness.md, "Networks that no tuning saw").
+        """
         caps = {}
+        some_known = self.some_known
         for rank in range(self._size):
             cap = self._caps[end, rank]
-            if not cap.readings:  # as of most nodes
+            most = cap.assumed(now) if some_known else 0.0
+            if not most:  # as of most nodes
                 cap.counts = False
                 continue
             pairs = (((rank, other), (other, rank))[end] for other in range(self._size))
             links = [rate for pair in pairs if (rate := rates.get(pair)) is not None]
             together = sum(link.value for link in links)
             limit = _ENDS if cap.counts else _BEGINS
-            cap.counts = len(links) > 1 and 0.0 < cap.known(now) < limit * together
+            cap.counts = len(links) > 1 and most < limit * together
             if cap.counts:
-                caps[rank] = cap.readings.value
+                caps[rank] = most
         return caps
 
     def counts(self, line: Line) -> bool:
@@ -1180,4 +1202,5 @@ class AccessCaps:
 
     def error(self, now: float) -> float:
         """Return the largest standard error of the caps that count, as a fraction."""
-        return max((cap.readings.error(now) for cap in self._caps.values() if cap.counts), default=0.0)
+        counting = ((cap.readings or cap.carried) for cap in self._caps.values() if cap.counts)
+        return max((readings.error(now) for readings in counting), default=0.0)

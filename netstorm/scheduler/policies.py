@@ -595,6 +595,10 @@ class UpdateSchedule:
             return now >= self.formed_at + self._poll_s
         return now >= self.formed_at + self._backoff * self._update_s
 
+    def waits(self, now: float, awaited_s: float) -> bool:
+        """Return whether to wait, in so many s after the last formation, until it is known how it fares."""
+        return now < self.formed_at + min(awaited_s, _MOST_BACKOFF * self._update_s)
+
     def allows_first(self, now: float) -> bool:
         """Return whether a first policy may be formed for measured rates."""
         return now >= self.formed_at + self._update_s
@@ -602,6 +606,63 @@ class UpdateSchedule:
     def came_to(self, *, something: bool) -> None:
         """Note whether a formation has led to a policy."""
         self._backoff = 1 if something else min(2 * self._backoff, _MOST_BACKOFF)
+
+
+# What rounds take under the policy in force, as nodes say with each heartbeat.
+
+_WHOLE: Final = 0.5
+"""A round that takes a smaller part of what is predicted sums something else than is planned for."""
+
+
+class MeasuredRounds:
+    """How long rounds take under the policy in force."""
+
+    def __init__(self) -> None:
+        """Begin with a policy for which nothing is predicted: its rounds are not measured."""
+        self._expected: tuple[int, float] = 0, math.inf
+        """A policy's version, and what a round under it is predicted to take, in s."""
+        self._nodes = 0
+        self._from_round = 0
+        self._seconds: Final[dict[int, float]] = {}
+        """Of the newest round of each node."""
+
+    @property
+    def seconds(self) -> float:
+        """What a round takes, in s: the median of all nodes, so that none can tell tales; infinite: too few
+        have had a whole one.
+        """
+        known = len(self._seconds)
+        return statistics.median(self._seconds.values()) if 2 * known > self._nodes else math.inf
+
+    @property
+    def confirmed_s(self) -> float:
+        """The prediction that the policy was taken for, as long as rounds keep it, or what they take, in s;
+        infinite: unknown. Predictions for one network err alike, so one is compared with another.
+        """
+        return max(self.seconds, self._expected[1])
+
+    @property
+    def awaited_s(self) -> float:
+        """In which time after the policy was formed a whole round should be known; 0: one is, or nothing is
+        predicted.
+        """
+        return 0.0 if self.seconds < math.inf or self._expected[1] == math.inf else 2 * self._expected[1]
+
+    def expect(self, version: int, seconds: float | None = None) -> None:
+        """Note what is predicted of a policy that will be in force; None: the same as of the one before."""
+        self._expected = version, self._expected[1] if seconds is None else seconds
+
+    def begin(self, policy: Policy, from_round: int) -> None:
+        """Begin with another policy, which is in force from this round on in all keys."""
+        self._nodes, self._from_round = len(policy.members) or policy.size, from_round
+        self._seconds.clear()
+        if self._expected[0] != policy.version:
+            self.expect(policy.version, math.inf)
+
+    def record(self, rank: int, round: int, seconds: float) -> None:
+        """Record how long a node's newest round took, in s."""
+        if round >= self._from_round and seconds >= _WHOLE * self._expected[1]:
+            self._seconds[rank] = seconds
 
 
 # Whether a formed policy is installed, and whether it takes over rounds that are under way.
@@ -631,12 +692,15 @@ all others stay (docs/measurements/changing-networks.md, "Takeovers: what is sen
 """
 
 
+def seems_better(result: FormationResult, error: float) -> bool:
+    """Return whether a policy is predicted to be clearly better; `error`: of a typical link."""
+    return result.seconds_before > (1 + max(LEAST_GAIN, error)) * result.seconds
+
+
 def is_better(result: FormationResult, error: float) -> bool:
     """Return whether a policy is better by more than noise explains; `error`: of a typical link."""
-    if result.seconds_before == math.inf:
-        return True
-    least = (1 + max(LEAST_GAIN, error)) * result.seconds
-    return result.seconds_before > least and result.gain > _SURE * result.doubt
+    sure = result.seconds_before == math.inf or result.gain > _SURE * result.doubt
+    return sure and seems_better(result, error)
 
 
 class PolicyTakeover:
@@ -728,6 +792,9 @@ class Adaptation:
         self._routed: frozenset[tuple[int, int]] = frozenset()
         """Its pairs that are no links."""
         self._takeover: Final = PolicyTakeover(self._planned.columns if self._planned else None, first)
+        self.rounds: Final = MeasuredRounds()
+        self._unsure = False
+        """The last policy that was formed seemed better, and estimates were too uncertain to take it."""
         self._schedule: Final = UpdateSchedule(
             assumptions.settings.update_time_s, len(assumptions.network.links), now
         )
@@ -840,26 +907,39 @@ class Adaptation:
             return self._next(formed, policy)
         if result.only_detours:
             self.reason += "; the same trees, other auxiliary paths"
+            self.rounds.expect(policy.version + 1)
             return self._next(formed, policy)
-        times = (
-            f"{format_duration(result.seconds)} instead of {format_duration(result.seconds_before)} predicted"
-            if result.seconds_before < math.inf
-            else f"{format_duration(result.seconds)} predicted"
-        )
+        result, times = self._compared(result)
+        error = float(np.median(asked.errors))
         better = (
             result.seconds
             < result.seconds_before  # rates and errors were measured beside pairs that are no links
             if self._routes_are_new
-            else is_better(result, float(np.median(asked.errors)))
+            else is_better(result, error)
         )
+        self._unsure = not better and seems_better(result, error)
         self._schedule.came_to(something=better)
         if not better:
             self.reason += f"; no new policy: {times}, within what is uncertain of the estimates"
             return None
         self.reason += f"; {times}"
+        self.rounds.expect(policy.version + 1, result.seconds)
         return self._next(self._takeover.applied(result, formed, estimate.columns), policy)
 
     # ------------------------------------------------------------------------------------------------ inside
+
+    def _compared(self, result: FormationResult) -> tuple[FormationResult, str]:
+        """Return a result with what counts as the round time of the policy in force, and both, for a person.
+
+        Where links share lines, they look slower under that policy than under others, and so it does itself.
+        """
+        before, how = result.seconds_before, "predicted"
+        if before == math.inf:
+            return result, f"{format_duration(result.seconds)} predicted"
+        if self._collector.some_shared and self.rounds.confirmed_s < before:
+            before, how = self.rounds.confirmed_s, "that rounds confirm"
+        text = f"{format_duration(result.seconds)} instead of {format_duration(before)} {how}"
+        return msgspec.structs.replace(result, seconds_before=before), text
 
     def _request(self, estimate: NetworkEstimate, policy: Policy) -> FormationRequest:
         explores = self._settings.explore and not self._trusted  # what is trusted need not be measured
@@ -905,6 +985,10 @@ class Adaptation:
         if self._collector.reports == self._reports:
             return ""
         change, what = largest_change(self._planned, estimate, rate, workload.chunk_bytes)
+        if not what and self._unsure:
+            what = "estimates are more certain"
+        if self._collector.some_shared and self._schedule.waits(now, self.rounds.awaited_s):
+            return ""
         large = change > math.log1p(_LARGE * rate)
         return what if self._schedule.allows(now, large=large) else ""
 

@@ -409,10 +409,11 @@ def test_a_cap_that_limits_links_is_found_and_links_without_one_are_independent(
     assert feed(AccessLineDetector(), links) == (verdict, pytest.approx(found, rel=0.05))
 
 
-@pytest.mark.parametrize("links", [(1, 2), (1,)])
-def test_links_that_are_always_busy_together_and_a_single_one_tell_nothing(links):
+@pytest.mark.parametrize(("links", "carried"), [((1, 2), 100e6), ((1,), 0.0)])
+def test_links_always_busy_together_tell_what_they_carried_and_a_single_one_tells_nothing(links, carried):
     times = [(step / 10, (step + 1) / 10, 50e6) for step in range(300)]
-    assert feed(AccessLineDetector(), dict.fromkeys(links, times)) == (Contention.UNKNOWN, 0.0)
+    found = feed(AccessLineDetector(), dict.fromkeys(links, times))
+    assert found == (Contention.UNKNOWN, pytest.approx(-carried))
 
 
 def test_time_is_cut_where_links_begin_and_end_and_a_pause_of_all_is_left_out():

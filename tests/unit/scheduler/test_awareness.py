@@ -136,6 +136,20 @@ def test_egress_caps_are_seen_from_what_different_receivers_report():
     assert [node.ingress for node in network.nodes] == [None] * 4
 
 
+def test_what_a_line_carried_at_once_bounds_it_where_some_lines_are_known_to_be_shared():
+    found = collector()
+    for target in (1, 2, 3):
+        found.record(target, report(measure(0, 80 * M)), 1.0)
+    found.record(0, report(egress=-90 * M), 1.0)
+    assert found.estimate(1.0).network.nodes[0].egress is None  # perhaps its links have not sent more at once
+    assert not found.some_shared
+    found.record(2, report(ingress=30 * M), 2.0)
+    assert found.some_shared
+    assert found.estimate(2.0).network.nodes[0].egress == 90 * M
+    found.record(0, report(egress=math.inf), 3.0)
+    assert found.estimate(3.0).network.nodes[0].egress is None
+
+
 def test_a_cap_does_not_come_and_go_with_noise():
     found = collector(3)
     found.record(0, report(measure(1, 60 * M), measure(2, 60 * M), ingress=100 * M), 1.0)

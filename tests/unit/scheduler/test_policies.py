@@ -20,6 +20,7 @@ from netstorm.scheduler.policies import (
     Awareness,
     FormationRequest,
     InitialAssumptions,
+    MeasuredRounds,
     PolicySettings,
     Workload,
     first_policy,
@@ -292,6 +293,88 @@ def test_a_rate_that_reports_overstate_does_not_flip_policies_back_and_forth():
     job = Scheduled(EQUAL, known=True, error=0.3)
     job.run(100)
     assert len(job.installed) <= 1
+
+
+def slowed_link(*, shared, round_s):
+    """Return a job one of whose links looks slower, whose rounds take so many times what was predicted.
+
+    Args:
+        shared: some of its links are known to share a line.
+        round_s: of a round under the policy in force, over the predicted time.
+    """
+    job = Scheduled(EQUAL, known=True, error=0.02)
+    job.run(6)
+    job.truth = SLOW
+    while not job.installed:
+        job.second()
+    predicted_s = form(job.asked[-1][1]).seconds
+    if shared:
+        job.collector.record(1, Measured(links=(), ingress=250e6), job.now)
+    job.adaptation.rounds.begin(job.policy, 3)
+    for rank in range(3):
+        job.adaptation.rounds.record(rank, 2, 0.9 * predicted_s)  # still under the policy before
+        job.adaptation.rounds.record(rank, 3, 0.3 * predicted_s)  # not what is planned for
+        job.adaptation.rounds.record(rank, 4, round_s * predicted_s)
+    job.installed.clear()
+    job.truth = four(10, 100, 10)
+    job.run(12)
+    return job
+
+
+def test_where_links_share_lines_a_policy_must_be_better_than_what_rounds_really_take():
+    job = slowed_link(shared=True, round_s=1.0)
+    assert job.installed == []
+    assert "that rounds confirm" in job.adaptation.reason
+    assert slowed_link(shared=True, round_s=9.0).installed
+    assert slowed_link(shared=False, round_s=1.0).installed
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_where_links_share_lines_a_policy_has_time_for_a_whole_round_before_the_next_one(shared):
+    job = Scheduled(EQUAL, known=True, error=0.02)
+    job.summed = Workload((80_000_000,), WORKLOAD.chunk_bytes)
+    job.run(6)
+    job.truth = SLOW
+    while not job.installed:
+        job.second()
+    formed_at, question = job.asked[-1]
+    if shared:
+        job.collector.record(1, Measured(links=(), ingress=250e6), job.now)
+    job.adaptation.rounds.begin(job.policy, 3)
+    job.truth = four(10, 100, 10)
+    job.run(25)
+    next_at = next(at for at, _ in job.asked if at > formed_at)
+    assert (next_at > formed_at + 2 * form(question).seconds) == shared
+
+
+def test_what_a_round_takes_is_the_median_of_what_more_than_half_of_the_nodes_say():
+    rounds, policy = MeasuredRounds(), Scheduled(EQUAL).policy
+    rounds.expect(policy.version, 1.0)
+    rounds.begin(policy, 0)
+    said = []
+    for rank, seconds in enumerate((1.2, 1.1, 900.0, 0.6)):
+        rounds.record(rank, 0, seconds - 0.1)
+        rounds.record(rank, 1, seconds)
+        said.append(rounds.seconds)
+    assert said == [math.inf, math.inf, 1.2, pytest.approx(1.15)]
+    rounds.begin(msgspec.structs.replace(policy, version=policy.version + 1), 2)
+    rounds.record(0, 2, 1.0)
+    assert rounds.seconds == math.inf
+
+
+def test_a_policy_that_seemed_better_is_formed_again_once_estimates_are_more_certain():
+    job = Scheduled(SLOW, known=True, error=0.02)
+    job.truth = EQUAL
+    while not job.asked:
+        job.second()
+    unsure = msgspec.structs.replace(form(job.asked[0][1]), doubt=9.0)
+    assert unsure.seconds_before > 1.1 * unsure.seconds
+    job.answer = (job.now, unsure)
+    job.run(2)
+    assert job.installed == []
+    job.run(12)
+    ((_, policy),) = job.installed
+    assert policy.reason.startswith("estimates are more certain")
 
 
 def test_a_link_that_has_failed_is_left_out():
