@@ -1337,7 +1337,9 @@ class CopyWanted(_BlockMessage, frozen=True, tag=90):
 
 
 class CopyReleased(_BlockMessage, frozen=True, tag=91):
-    """A block's owner to a rank that has had its state: two ranks keep a later one."""
+    """A block's owner to a rank other than its replica: both of them have this state, so the rank may drop an
+    older one, and knows what is lost if it finds none later.
+    """
 
 
 class HeldCopy(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
