@@ -623,7 +623,9 @@ class Suspect(Message, frozen=True, tag=73):
 
 
 class Probe(Message, frozen=True, tag=115):
-    """The scheduler to a node that may have ended: nothing to do. Whether it can be sent is the answer."""
+    """The scheduler to a node that is silent, or may have ended: nothing to do. Whether it can be sent, and
+    how soon the kernel acknowledges it, is the answer.
+    """
 
 
 class Alive(Message, frozen=True, tag=132):
