@@ -156,7 +156,7 @@ def answers_late(descriptor: int) -> bool:
         int(_U32.unpack_from(raw, place)[0]) for place in (_UNACKED, _DATA_SENT, _ROUND_TRIP, _SHORTEST)
     )
     trip_ms, shortest_ms = trip // 1000, shortest // 1000
-    return unacked > 0 and (sent >= _ANSWER_MS + 4 * trip_ms or trip_ms >= max(_LATE_MS, 4 * shortest_ms))
+    return unacked > 0 and (sent >= _ANSWER_MS + 4 * shortest_ms or trip_ms >= max(_LATE_MS, 4 * shortest_ms))
 
 
 def use_bbr(descriptor: int) -> bool:

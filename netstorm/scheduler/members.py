@@ -181,7 +181,8 @@ class Liveness:
         """Silent ranks to which something was sent, so that their machines have something to acknowledge."""
         self._warn_after_s: Final[dict[int, float]] = {}
         """By rank that is busy: how long it must be so for the next warning."""
-        self._ask_after_s: Final = max(self._timeout_s - self._interval_s, self._timeout_s / 2)
+        # Twice before the time-out: the first time something is sent, the second time shows how it arrived.
+        self._ask_after_s: Final = max(self._timeout_s - 2 * self._interval_s, self._timeout_s / 2)
         self._asked: Final[dict[int, float]] = {}
         """By silent rank: since when its machine has been asked, and has not acknowledged."""
         self._answer_s: Final = (self._timeout_s - self._ask_after_s) / 2
@@ -197,9 +198,9 @@ class Liveness:
         self._probed.discard(rank)
         self.ended.heard(rank)
         if rank in self._busy:
-            del self._busy[rank]
+            again = "is heard again" if self._busy.pop(rank) else "runs again"
             if self._warn_after_s.pop(rank, 0.0):
-                _log.warning("%s runs again", describe_member(self._members[rank]))
+                _log.warning("%s %s", describe_member(self._members[rank]), again)
 
     def did(self, rank: int, event: str, now: float) -> None:
         """Record what a rank's message said that means something to a person."""
