@@ -50,6 +50,7 @@ from netstorm.pslite.machine import (
     NotYet,
     Refuse,
     Send,
+    busy_text,
     refuse_other_key,
 )
 from netstorm.pslite.proofs import is_about_keys, is_proof, proof_for_offer, proof_for_resume
@@ -254,16 +255,19 @@ class SchedulerSession:
             f"has ended, and {reason}"
         )
 
-    def busy(self, seconds: float) -> None:
-        """Handle that the scheduler does not answer, but the kernel of its machine acknowledges."""
+    def busy(self, seconds: float, *, late: bool = False) -> None:
+        """Handle that the scheduler does not answer, but the kernel of its machine acknowledges.
+
+        Args:
+            seconds: for how long it has not.
+            late: the kernel answers late.
+        """
         if seconds < self._busy_s:  # since then it has run
             self._warn_after_s = 0.0
         self._busy_s = seconds
         if seconds >= self._warn_after_s:
             self._warn_after_s = 2 * seconds
-            _log.warning(
-                "the scheduler (%s): alive, but its Python has not run for %.0f s", self.address, seconds
-            )
+            _log.warning("%s", busy_text(f"the scheduler ({self.address})", seconds, late=late))
 
     def _hint(self, now: float) -> None:
         """Say once where this node looks for the scheduler; it goes on looking quietly."""

@@ -255,12 +255,12 @@ class GeneralNode:
             return False
         return peer == SCHEDULER or self.roster.may_be_busy(int(peer), now)
 
-    def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
+    def peer_busy(self, peer: Peer, seconds: float, now: float, *, late: bool = False) -> None:
         """Learn that a node, or the scheduler, is busy. See `ConnectionWatcher`."""
         if self.joined is None or self.has_ended or peer <= UNKNOWN:
             return
         if peer == SCHEDULER:
-            self.scheduler.busy(seconds)
+            self.scheduler.busy(seconds, late=late)
             self.roster.restart_suspicions(now)  # it decides about them, and cannot
         else:
             self.joined.peer_busy(int(peer), seconds)

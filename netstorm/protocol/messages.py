@@ -623,7 +623,9 @@ class Suspect(Message, frozen=True, tag=73):
 
 
 class Probe(Message, frozen=True, tag=115):
-    """The scheduler to a node that may have ended: nothing to do. Whether it can be sent is the answer."""
+    """The scheduler to a node that is silent, or may have ended: nothing to do. Whether it can be sent, and
+    how soon the kernel acknowledges it, is the answer.
+    """
 
 
 class Alive(Message, frozen=True, tag=132):
@@ -1339,7 +1341,9 @@ class CopyWanted(_BlockMessage, frozen=True, tag=90):
 
 
 class CopyReleased(_BlockMessage, frozen=True, tag=91):
-    """A block's owner to a rank that has had its state: two ranks keep a later one."""
+    """A block's owner to a rank other than its replica: both of them have this state, so the rank may drop an
+    older one, and knows what is lost if it finds none later.
+    """
 
 
 class HeldCopy(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):

@@ -135,6 +135,7 @@ class Endpoint:
         rng: random.Random | None = None,
         tokens: random.Random | None = None,
         acknowledges: Callable[[Connection], bool] = lambda _: False,
+        answers_late: Callable[[Connection], bool] = lambda _: False,
         progress: Callable[[Connection], TcpProgress | None] = lambda _: None,
         counters: Counters | None = None,
         trace: Trace | None = None,
@@ -157,6 +158,7 @@ class Endpoint:
             rng: numbers sessions and spreads attempts to connect.
             tokens: the numbers by which peers know a session again; nobody else may guess them, but in tests.
             acknowledges: whether the kernel at the other end of a connection acknowledges what is sent to it.
+            answers_late: whether it does so later than it could, because of the link.
             progress: what the kernel knows of a connection that was opened here.
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
@@ -179,6 +181,7 @@ class Endpoint:
         self._unfinished = False
         """The last `flush` has left sessions to the next one."""
         self._timers: Final[Timers[Session]] = Timers()
+        self._answers_late: Final = answers_late
         limits = Limits() if limits is None else limits
         self._statistics: Final = LinkStatistics(2 * limits.sessions)
         self._sessions: Final = SessionTable(
@@ -308,9 +311,13 @@ class Endpoint:
         session = self._sessions.accepted.get(instruction.peer)
         if session is not None and session.state is SessionState.UP and session.connection is not None:
             if self._sessions.acknowledges(session.connection):
-                self.watched.busy(instruction.peer, now - session.counters.heard_at)
+                self._note_busy(session, now - session.counters.heard_at)
         elif all(trial.inquiry.peer != instruction.peer for trial in self._trials.values()):
             self._inquiries[instruction.peer] = _Trial(instruction, stranger=session is None)
+
+    def _note_busy(self, session: Session, seconds: float) -> None:
+        late = session.connection is not None and self._answers_late(session.connection)
+        self.watched.busy(session.peer, seconds, late=late)
 
     # ------------------------------------------------------------------------------------ the van's events
 
@@ -681,7 +688,7 @@ class Endpoint:
             if session.due() <= now:
                 session.tick(now)
                 if session.busy_s:
-                    self.watched.busy(session.peer, session.busy_s)
+                    self._note_busy(session, session.busy_s)
                     session.busy_s = 0.0
                 self._check_end(session, now)
             self._sessions.dirty[session] = None
@@ -938,8 +945,8 @@ class WatchedConnections:
         self._watcher: Final = machine if isinstance(machine, ConnectionWatcher) else None
         self.gone: list[tuple[Peer, str]] = []
         """Peers whose connections have ended, and why."""
-        self.silent: dict[Peer, float] = {}
-        """For how long peers have been busy."""
+        self.silent: dict[Peer, tuple[float, bool]] = {}
+        """For how long peers have been busy, and whether their links are slow."""
 
     def refused(self, peer: Peer, reason: str, now: float) -> None:
         """Tell that no process listens at a peer's address."""
@@ -950,9 +957,9 @@ class WatchedConnections:
         """Ask whether a peer that does not answer may be busy."""
         return self._watcher is not None and self._watcher.may_be_busy(peer, now)
 
-    def busy(self, peer: Peer, seconds: float) -> None:
-        """Note that a peer has been busy for so long."""
-        self.silent[peer] = max(seconds, self.silent.get(peer, 0.0))
+    def busy(self, peer: Peer, seconds: float, *, late: bool = False) -> None:
+        """Note that a peer has been busy for so long; or that its link is slow (`late`)."""
+        self.silent[peer] = max((seconds, late), self.silent.get(peer, (0.0, False)))
 
     def changed(self, session: Session) -> None:
         """Note whether the connection of a session that was up, and that the peer opened, has ended."""
@@ -971,8 +978,8 @@ class WatchedConnections:
             return False
         for peer, reason in gone:
             self._watcher.connection_gone(peer, reason, now, refused=False)
-        for peer, seconds in busy.items():
-            self._watcher.peer_busy(peer, seconds, now)
+        for peer, (seconds, late) in busy.items():
+            self._watcher.peer_busy(peer, seconds, now, late=late)
         return True
 
 

@@ -458,6 +458,7 @@ def start_driver(
             rng=random.Random(incarnation),
             tokens=random.SystemRandom(),
             acknowledges=van.acknowledges,
+            answers_late=van.answers_late,
             progress=van.progress,
             counters=counters,
             trace=trace,

@@ -43,6 +43,7 @@ __all__ = [
     "Send",
     "TakeBack",
     "WaitingBytes",
+    "busy_text",
     "refuse_other_key",
 ]
 
@@ -223,8 +224,18 @@ class ConnectionWatcher(Protocol):
         process is stopped, or its interpreter runs other code. If not, its connection is broken.
         """
 
-    def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
-        """Learn that a peer is busy, and has not answered for so long."""
+    def peer_busy(self, peer: Peer, seconds: float, now: float, *, late: bool = False) -> None:
+        """Learn that a peer is busy, and has not answered for so long. `late`: the kernel of its machine
+        answers late, so what the peer sends may only wait on the way.
+        """
+
+
+def busy_text(name: str, seconds: float, *, late: bool) -> str:
+    """Return that a peer is busy, or its link is slow, for a person: see `ConnectionWatcher.peer_busy`."""
+    if not late:
+        return f"{name}: alive, but its Python has not run for {seconds:.0f} s"
+    reason = "the link with it is full or loses much"
+    return f"{name}: alive, but nothing has come for {seconds:.0f} s: {reason}"
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ import zmq
 from netstorm.pslite.rates import TcpProgress
 
 __all__ = [
+    "answers_late",
     "borrowed_socket",
     "bytes_received",
     "descriptor_of",
@@ -48,6 +49,9 @@ _UNACKED, _DATA_SENT, _ACK_RECEIVED = 24, 44, 56
 
 _ANSWER_MS: Final = 200
 """A kernel that acknowledges does so within this time, and some round trips as they are now."""
+
+_LATE_MS: Final = 1000
+"""A round trip of so long, and four times the shortest, waits for other data, or for losses."""
 
 _RECEIVED: Final = 128
 """Offset of tcpi_bytes_received, of 64 bits."""
@@ -133,6 +137,26 @@ def is_acknowledged(descriptor: int, limit_s: float) -> bool:
         return True
     answer_ms = _ANSWER_MS + 4 * trip // 1000
     return raw[_PROBES] < 2 and not (unacked and answer_ms <= sent < heard)
+
+
+def answers_late(descriptor: int) -> bool:
+    """Return whether what was sent over a connection is still on its way, later than the kernel at the other
+    end answers by itself: the link is full or loses much, and what its process sends may be late, too.
+
+    False: it is not, nothing was sent lately, or that is unknown.
+    """
+    try:
+        with borrowed_socket(descriptor) as connection:
+            raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+    except OSError:
+        return False
+    if len(raw) < _BYTES or raw[0] != _ESTABLISHED:
+        return False
+    unacked, sent, trip, shortest = (
+        int(_U32.unpack_from(raw, place)[0]) for place in (_UNACKED, _DATA_SENT, _ROUND_TRIP, _SHORTEST)
+    )
+    trip_ms, shortest_ms = trip // 1000, shortest // 1000
+    return unacked > 0 and (sent >= _ANSWER_MS + 4 * shortest_ms or trip_ms >= max(_LATE_MS, 4 * shortest_ms))
 
 
 def use_bbr(descriptor: int) -> bool:

@@ -58,6 +58,7 @@ from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.shared_memory import SharedPayloads
 from netstorm.pslite.system import abandon_after_fork, close_inherited
 from netstorm.pslite.tcp_info import (
+    answers_late,
     descriptor_of,
     is_acknowledged,
     loses,
@@ -353,12 +354,17 @@ class ZmqVan:
 
     def acknowledges(self, connection: Connection) -> bool:
         """Return whether the kernel at the other end of a connection acknowledges."""
+        return is_acknowledged(self._descriptor(connection), self._kernel_silence_s)
+
+    def answers_late(self, connection: Connection) -> bool:
+        """Return whether it acknowledges later than it could, because of the link."""
+        return answers_late(self._descriptor(connection))
+
+    def _descriptor(self, connection: Connection) -> int:
         if connection < 0:
-            descriptor = self.accepted.descriptor(connection)
-        else:
-            link = self._links.get(connection)
-            descriptor = -1 if link is None else link.descriptor
-        return is_acknowledged(descriptor, self._kernel_silence_s)
+            return self.accepted.descriptor(connection)
+        link = self._links.get(connection)
+        return -1 if link is None else link.descriptor
 
     def restart_bbr(self, connection: Connection) -> bool:
         """Restart BBR on a connection that was opened here; return whether that worked."""

@@ -682,7 +682,9 @@ class Job:
         """Ask about ranks whose heartbeats are overdue, and tell all others which of them are busy."""
         liveness = self.members.liveness
         if now >= liveness.next_check():
-            self.members.inquire(liveness.overdue(now))
+            overdue = liveness.overdue(now)
+            self.members.inquire(overdue)
+            self.members.send(liveness.take_unprobed(overdue), m.Probe())
         texts = list(liveness.take_warnings(now))
         for text in texts:
             _log.warning("%s", text)

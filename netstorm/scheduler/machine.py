@@ -268,13 +268,13 @@ class SchedulerMachine:
         """See `ConnectionWatcher`. Nobody knows more of a node than its own connection says."""
         return True
 
-    def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
+    def peer_busy(self, peer: Peer, seconds: float, now: float, *, late: bool = False) -> None:
         """Learn that a node is busy. See `ConnectionWatcher`."""
         job, rank = self.job, self._ranks.get(peer)
         if job is None or rank is None:
-            self._startup.busy(peer, seconds, now)
+            self._startup.busy(peer, seconds, now, late=late)
         else:
-            job.members.liveness.busy(rank)
+            job.members.liveness.busy(rank, late=late)
 
     def tick(self, now: float) -> None:
         """Do what is due."""

@@ -13,7 +13,7 @@ from netstorm.addresses import host_port
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Member, Message, PeerGone
-from netstorm.pslite.machine import Inquire
+from netstorm.pslite.machine import Inquire, busy_text
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.replay_log import LoggedOutbox
 
@@ -24,7 +24,6 @@ __all__ = [
     "LastSign",
     "Members",
     "Suspicion",
-    "busy_text",
     "describe_member",
     "format_address",
     "list_some",
@@ -135,11 +134,6 @@ _MISSED_BEATS: Final = 3
 """Heartbeat intervals without any message after which a rank does not run, for whatever reason."""
 
 
-def busy_text(name: str, seconds: float) -> str:
-    """Return that a process is busy, for a person."""
-    return f"{name}: alive, but its Python has not run for {seconds:.0f} s"
-
-
 @dataclass(slots=True)
 class LastSign:
     """The last sign of life of one rank."""
@@ -181,11 +175,14 @@ class Liveness:
         self._last: Final = [LastSign(now, "it joined", now) for _ in members]
         self._watched: Final = {member.rank for member in members if member.port}
         self._suspicions: dict[tuple[int, int], Suspicion] = {}
-        self._busy: Final[set[int]] = set()
-        """Silent ranks whose machines have acknowledged."""
+        self._busy: Final[dict[int, bool]] = {}
+        """Silent ranks whose machines have acknowledged, and whether late."""
+        self._probed: Final[set[int]] = set()
+        """Silent ranks to which something was sent, so that their machines have something to acknowledge."""
         self._warn_after_s: Final[dict[int, float]] = {}
         """By rank that is busy: how long it must be so for the next warning."""
-        self._ask_after_s: Final = max(self._timeout_s - self._interval_s, self._timeout_s / 2)
+        # Twice before the time-out: the first time something is sent, the second time shows how it arrived.
+        self._ask_after_s: Final = max(self._timeout_s - 2 * self._interval_s, self._timeout_s / 2)
         self._asked: Final[dict[int, float]] = {}
         """By silent rank: since when its machine has been asked, and has not acknowledged."""
         self._answer_s: Final = (self._timeout_s - self._ask_after_s) / 2
@@ -198,11 +195,12 @@ class Liveness:
             self._restart_suspicions(rank, now)
         last.at = now
         self._asked.pop(rank, None)
+        self._probed.discard(rank)
         self.ended.heard(rank)
         if rank in self._busy:
-            self._busy.remove(rank)
+            again = "is heard again" if self._busy.pop(rank) else "runs again"
             if self._warn_after_s.pop(rank, 0.0):
-                _log.warning("%s runs again", describe_member(self._members[rank]))
+                _log.warning("%s %s", describe_member(self._members[rank]), again)
 
     def did(self, rank: int, event: str, now: float) -> None:
         """Record what a rank's message said that means something to a person."""
@@ -233,27 +231,39 @@ class Liveness:
         self._watched.discard(rank)
         self.ended.heard(rank)
         self._asked.pop(rank, None)
-        self._busy.discard(rank)
+        self._probed.discard(rank)
+        self._busy.pop(rank, None)
         self._warn_after_s.pop(rank, None)
         for pair in [pair for pair in self._suspicions if rank in pair]:
             del self._suspicions[pair]
 
-    def busy(self, rank: int) -> None:
-        """Record that the kernel of a silent rank's machine acknowledges."""
+    def busy(self, rank: int, *, late: bool = False) -> None:
+        """Record that the kernel of a silent rank's machine acknowledges; or that it does so late: then the
+        rank's heartbeats may only wait on the way.
+        """
         self._asked.pop(rank, None)
-        self._busy.add(rank)
+        self._busy[rank] = late
 
     def busy_for(self, rank: int, now: float) -> float:
-        """Return for how long a rank has been busy; 0: it is not, or for less than a heartbeat time-out."""
+        """Return for how long a rank has been busy; 0: it is not, as far as is known, or for less than a
+        heartbeat time-out.
+        """
+        return 0.0 if self._busy.get(rank, True) else self._silent_for(rank, now)
+
+    def _silent_for(self, rank: int, now: float) -> float:
+        """Return for how long nothing has come from a rank; 0: for less than a heartbeat time-out."""
         silence = now - self._last[rank].at
-        return silence if silence >= self._timeout_s and rank in self._busy else 0.0
+        return silence if silence >= self._timeout_s else 0.0
+
+    def _busy_text(self, rank: int, seconds: float) -> str:
+        return busy_text(describe_member(self._members[rank]), seconds, late=self._busy[rank])
 
     def busy_texts(self, now: float) -> list[str]:
         """Return what is to be said of the ranks that are busy."""
         return [
-            busy_text(describe_member(self._members[rank]), seconds)
+            self._busy_text(rank, seconds)
             for rank in sorted(self._busy)
-            if (seconds := self.busy_for(rank, now))
+            if (seconds := self._silent_for(rank, now))
         ]
 
     def take_warnings(self, now: float) -> list[str]:
@@ -263,11 +273,17 @@ class Liveness:
         due = [
             (rank, seconds)
             for rank in sorted(self._busy)
-            if (seconds := self.busy_for(rank, now)) >= self._warn_after_s.get(rank, self._timeout_s) > 0
+            if (seconds := self._silent_for(rank, now)) >= self._warn_after_s.get(rank, self._timeout_s) > 0
         ]
         for rank, seconds in due:
             self._warn_after_s[rank] = 2 * seconds
-        return [busy_text(describe_member(self._members[rank]), seconds) for rank, seconds in due]
+        return [self._busy_text(rank, seconds) for rank, seconds in due]
+
+    def take_unprobed(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of some silent ranks to which nothing was sent yet, once: `busy` needs it."""
+        unprobed = [rank for rank in ranks if rank not in self._probed]
+        self._probed.update(unprobed)
+        return unprobed
 
     def overdue(self, now: float) -> list[int]:
         """Return the ranks whose heartbeats are overdue, and which the caller now asks about."""
@@ -357,8 +373,8 @@ class Liveness:
         first, others = silent[0], silent[1:]
         silence = now - self._last[first].at
         name = describe_member(self._members[first])
-        if silence >= self._wait_timeout_s and self.busy_for(first, now):
-            text = f"{busy_text(name, silence)} (NETSTORM_WAIT_TIMEOUT); {self.last_heard(first, now)}"
+        if silence >= self._wait_timeout_s and first in self._busy:
+            text = f"{self._busy_text(first, silence)} (NETSTORM_WAIT_TIMEOUT); {self.last_heard(first, now)}"
         else:
             text = f"{name} is lost: no heartbeat for {silence:.1f} s; {self.last_heard(first, now)}"
         if others:

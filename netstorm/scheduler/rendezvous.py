@@ -14,8 +14,8 @@ from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Join, Member, PeerGone
-from netstorm.pslite.machine import Disconnect, Inquire
-from netstorm.scheduler.members import REMIND_EVERY_S, busy_text, describe_member, format_address, list_some
+from netstorm.pslite.machine import Disconnect, Inquire, busy_text
+from netstorm.scheduler.members import REMIND_EVERY_S, describe_member, format_address, list_some
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.replay_log import LoggedOutbox
 from netstorm.scheduler.snapshot import NodeSnapshot
@@ -174,11 +174,13 @@ class Startup:
         if applicant is not None:
             applicant.heard_at, applicant.beats = now, True
 
-    def busy(self, peer: Peer, seconds: float, now: float) -> None:
-        """Record that a process is silent, but the kernel of its machine acknowledges: it keeps its place."""
+    def busy(self, peer: Peer, seconds: float, now: float, *, late: bool = False) -> None:
+        """Record that a process is silent, but the kernel of its machine acknowledges (`late`: slowly): it
+        keeps its place.
+        """
         applicant = self._applicant(peer)
         if applicant is not None:
-            _log.warning("%s", busy_text(f"the node at {applicant}", seconds))
+            _log.warning("%s", busy_text(f"the node at {applicant}", seconds, late=late))
             applicant.heard_at = now
 
     def connection_gone(self, peer: Peer, reason: str, *, refused: bool) -> bool:

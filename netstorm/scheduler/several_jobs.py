@@ -269,11 +269,11 @@ class SeveralJobs:
         slot = self._slot_of.get(peer)
         return slot is not None and slot.machine.may_be_busy(peer, now)
 
-    def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
+    def peer_busy(self, peer: Peer, seconds: float, now: float, *, late: bool = False) -> None:
         """Learn that a node is busy. See `ConnectionWatcher`."""
         slot = self._slot_of.get(peer)
         if slot is not None:
-            self._run(slot, functools.partial(slot.machine.peer_busy, peer, seconds, now), now)
+            self._run(slot, functools.partial(slot.machine.peer_busy, peer, seconds, now, late=late), now)
 
     def tick(self, now: float) -> None:
         """Do what is due."""

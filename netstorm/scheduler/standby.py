@@ -199,10 +199,10 @@ class StandbyMachine:
         """See `ConnectionWatcher`."""
         return self.job is not None and peer > UNKNOWN and self.job.may_be_busy(peer, now)
 
-    def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
+    def peer_busy(self, peer: Peer, seconds: float, now: float, *, late: bool = False) -> None:
         """See `ConnectionWatcher`."""
         if self.job is not None and peer > UNKNOWN:
-            self.job.peer_busy(peer, seconds, now)
+            self.job.peer_busy(peer, seconds, now, late=late)
 
     def tick(self, now: float) -> None:
         """Do what is due."""

@@ -130,8 +130,10 @@ class Serving:
         self._staleness: Final = Staleness(ranks, present)
         self._copies: Final = BlockCopies(ranks)
         self.handover = Handover()
-        self._eligible: frozenset[int] = frozenset(owners.ranks)
+        self._eligible: frozenset[int] = frozenset(owners.ranks if present is None else present)
         self._departed: set[int] = set()
+        self._shown: Final[dict[Place, tuple[int, int]]] = {}
+        """By block: a version that pulls may have got, and the owner that has told of it."""
 
     # ---------------------------------------------------------------------------------------- what is served
 
@@ -139,6 +141,8 @@ class Serving:
         """Begin to serve the blocks of a key that this rank owns, and handle messages that came before."""
         assert key.layout is not None
         served = self._served[key.identity] = Served(key, store)
+        for place in [place for place in self._shown if place[0] == key.identity]:
+            del self._shown[place]  # of an earlier update rule
         self._own(served, installed=not self._elastic)
         self._settle_key(served)
         self._handle_early(key.identity, self._early.pop(key.identity, []))
@@ -370,7 +374,7 @@ class Serving:
         return EarlyMessage(rank, message, payload, charge)
 
     def _keep_early(self, rank: int, message: ToOwner, payload: Buffer | None) -> None:
-        if self._rank not in self._owners.ranks:
+        if self._rank not in self._eligible:
             raise ProtocolViolation(f"rank {rank} asks rank {self._rank}, which owns nothing")
         self._early.setdefault(message.key, []).append(self._charged(rank, message, payload))
 
@@ -408,6 +412,10 @@ class Serving:
         """Serve a block, whose state is here now."""
         block.serving = True
         if self._has_lost(block, self._rank, 0, self._seen(block.key, block.number)):
+            return
+        shown, owner = self._shown.get(block.place, (0, -1))
+        if shown > block.version:
+            self._lose(block.key, block.number, f"rank {owner} has told of {shown} updates", block.version)
             return
         self._bytes.all_ready()  # which pushes come next, another rank has said
         early, block.early = list(block.early.values()), {}
@@ -544,6 +552,7 @@ class Serving:
         block.being_applied = -1
         if not self._lacks(block):
             block.snapshot = value
+            self._tell_others(block, block.version)
         self._bytes.ready(_UPDATES)
         self._advance(served, block)
         if self._staleness.applied(block, rank, push.clock):
@@ -599,7 +608,7 @@ class Serving:
                 self._routed.call(lambda: served.store.install(block.number, None, b""))
             if (version, rank) == (block.version, self.replica(block)):
                 block.shown = (version, tuple(block.applied))  # the replica has it from the view before
-                self._release_others(block)
+                self._tell_others(block, version)
             self._start(served, block)
 
     def _check_state(self, served: Served, block: Block, state: BlockState) -> None:
@@ -688,7 +697,7 @@ class Serving:
         block.unconfirmed[:] = [one for one in block.unconfirmed if one[0] > version]
         for _, rank, message in confirmed:
             self._routed.send(rank, message)
-        self._release_others(block)
+        self._tell_others(block, version)
         self._bytes.ready(_UPDATES)
         self._advance(served, block)
 
@@ -700,10 +709,13 @@ class Serving:
         else:
             block.unconfirmed.append((block.version, rank, message))
 
-    def _release_others(self, block: Block) -> None:
-        """Let those drop a block's state who have had it before: the replica has a newer one."""
-        for rank in self.handover.take_holders(block.place) - {self.replica(block)}:
-            self._routed.send(rank, about(CopyReleased, block.place, block.shown[0], self._routed.view))
+    def _tell_others(self, block: Block, version: int) -> None:
+        """Tell ranks other than the replica, which has it, of a block's state: whoever has an older one may
+        drop it, and whoever finds none later knows that it is lost.
+        """
+        if self._elastic and self.handover.is_news(block.place, version):
+            for rank in sorted(self._eligible - {self._rank, self.replica(block)}):
+                self._routed.send(rank, about(CopyReleased, block.place, version, self._routed.view))
 
     # ------------------------------------------------------------------------------- messages about copies
 
@@ -743,6 +755,7 @@ class Serving:
                 return
         elif isinstance(message, CopyReleased):
             if rank == owner:
+                self._shown[place] = message.version, rank
                 self._release(served, block, place, keeps=replica == self._rank)
                 return
         elif rank == owner and replica == self._rank:
@@ -882,6 +895,8 @@ class Handover:
         """By block: which rank's state could not be taken, and why."""
         self._silent_since: Final[dict[int, float]] = {}
         """Of ranks that this one waits for."""
+        self._told: Final[dict[Place, int]] = {}
+        """By block: which version other ranks have heard of; 2 stands for all later ones."""
 
     @property
     def is_complete(self) -> bool:
@@ -899,9 +914,13 @@ class Handover:
         versions = self._versions.get(place, {})
         return max(((version, rank) for rank, version in versions.items() if version > 0), default=(0, -1))
 
-    def take_holders(self, place: Place) -> set[int]:
-        """Return the ranks that have a state of a block, once."""
-        return set(self._versions.pop(place, ()))
+    def is_news(self, place: Place, version: int) -> bool:
+        """Return whether other ranks are to hear which version of a block its replica has: the first one of
+        the view, and the first one after 1, which may be that of initial values (`begins_with_states`).
+        """
+        self._versions.pop(place, None)
+        told, self._told[place] = self._told.get(place, 0), min(version, 2)
+        return told < self._told[place]
 
     # ------------------------------------------------------------------------------- states that are to come
 

@@ -7,8 +7,10 @@ there, so everything that is printed goes to standard error.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -35,8 +37,13 @@ has a session of its own.
 """
 
 
+_PR_SET_PDEATHSIG: Final = 1
+
+
 def main() -> None:
     """Answer requests until the parent closes the pipe."""
+    if _has_no_parent():
+        return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as its parent, which may leave it to the ranks
     os.nice(_NICE)
     with contextlib.suppress(OSError):
@@ -53,6 +60,17 @@ def main() -> None:
             answers.flush()
         except (EOFError, BrokenPipeError):  # the scheduler is gone
             return
+
+
+def _has_no_parent() -> bool:
+    """Have Linux end this process with the scheduler's thread that has started it, which may be killed in the
+    middle of a formation; return whether it has ended already.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    requests = select.poll()
+    requests.register(sys.stdin.fileno(), 0)  # that its other end is closed is always told
+    return bool(requests.poll(0))
 
 
 def _formed(request: FormationRequest) -> FormationResult:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import select
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -89,6 +93,25 @@ def test_closing_in_the_middle_of_a_formation_does_not_wait_for_it():
     with forming(*python("import time; time.sleep(1000)")) as (client, answers):
         client.submit(request())
     assert answers.empty()
+
+
+SCHEDULER = """
+import sys, time
+from tests.integration.scheduler.test_formation_client import FormationClient, request
+client = FormationClient()
+client.submit(request(topology="custom", custom=sys.argv[1]))
+time.sleep(1000)
+"""
+
+
+def test_a_scheduler_that_is_killed_takes_a_formation_along(tmp_path):
+    pipe = tmp_path / "custom"
+    os.mkfifo(pipe)  # whoever forms a policy with it waits for the end of this file
+    with subprocess.Popen([*python(SCHEDULER), str(pipe)]) as scheduler, pipe.open("wb") as kept_open:
+        scheduler.send_signal(signal.SIGKILL)
+        nobody_reads = select.poll()
+        nobody_reads.register(kept_open, 0)
+        assert nobody_reads.poll(1000 * ANSWER_S)
 
 
 def test_a_client_without_a_request_starts_nothing(tmp_path):

@@ -192,7 +192,7 @@ def test_owner_and_replica_that_are_lost_together_are_both_named():
     first, second = (one.error for one in pending)
     assert isinstance(first, NodeLost)
     assert isinstance(second, NodeLost)
-    assert re.search(r"1 pushes of rank \d were .* have left together \(ranks 0, 3\)", str(first))
+    assert re.search(r"rank 3 has told of 4 updates, .* have left together \(ranks 0, 3\)", str(first))
     # Rank 1, the next owner of what they had, has ended with that; then it was rank 2's.
     assert "its owner and its replica have left together (ranks 0, 1, 3)" in str(second)
 
@@ -248,7 +248,9 @@ def test_a_newcomer_that_has_all_states_goes_on_alone():
 
 @pytest.mark.parametrize("knows", [1, 2])
 def test_who_has_pulled_what_both_holders_of_a_block_have_taken_along_ends_by_name(knows):
-    """Only a rank that has left has pushed, so nobody misses pushes of its own. Rank 1 is the next owner."""
+    """Only a rank that has left has pushed, so nobody misses pushes of its own. Rank 1 is the next owner, and
+    ends first.
+    """
     job = Job()
     job.push((3,))
     assert set(job.pull(knows)) == {1}
@@ -258,9 +260,32 @@ def test_who_has_pulled_what_both_holders_of_a_block_have_taken_along_ends_by_na
     assert isinstance(pulled.error, NodeLost)
     assert re.search(
         rf"rank {knows} has pulled values with 1 pushes of other ranks, and the newest state of block \d "
-        r"has 0: its owner and its replica have left together \(ranks 0, 3\)",
+        r"has 0: its owner and its replica have left together \(ranks 0, (1, )?3\)",
         str(pulled.error),
     )
+
+
+@pytest.mark.parametrize("topology", ["fapt", "star"])
+@pytest.mark.parametrize("pulls", [True, False])
+def test_who_has_only_heard_of_what_both_holders_of_a_block_have_taken_along_ends_by_name(topology, pulls):
+    """Nobody who is left has pushed, or has pulled an update. With a star the hub alone owns everything."""
+    job = Job(topology=topology)
+    if pulls:
+        assert {*job.pull(1), *job.pull(2)} == {0}
+    job.push((3,))
+    job.cluster.run_for(0.1)
+    owners = job.stores[2].machine.owners
+    lost = set(owners.ranks) if topology == "star" else {3, 0}
+    job.crash(*lost)
+    for rank in sorted(set(range(NODES)) - lost):
+        pulled = job.stores[rank].pull("w")
+        job.cluster.run_until_ended([pulled], WAIT_S)
+        assert isinstance(pulled.error, NodeLost)
+        assert re.search(
+            r"rank \d has told of 1 updates, and the newest state of block \d has 0: "
+            r"its owner and its replica have left together \(ranks ",
+            str(pulled.error),
+        )
 
 
 def test_blocks_that_nobody_has_updated_go_on_from_their_initial_values():

@@ -252,6 +252,11 @@ def test_a_busy_scheduler_is_named_after_a_while_twice_as_long_and_so_on(caplog)
         session.busy(seconds)
     assert [line.rsplit("for ")[1] for line in caplog.messages] == ["10 s", "21 s", "42 s", "11 s"]
     assert caplog.messages[0] == ("the scheduler (10.0.0.9:9091): alive, but its Python has not run for 10 s")
+    session.busy(22.0, late=True)
+    assert caplog.messages[-1] == (
+        "the scheduler (10.0.0.9:9091): alive, but nothing has come for 22 s: the link with it is full or "
+        "loses much"
+    )
 
 
 # -------------------------------------------------------- the addresses at which a node looks for a scheduler

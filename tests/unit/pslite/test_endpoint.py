@@ -947,8 +947,8 @@ class Watcher:
     def may_be_busy(self, peer, now):
         return peer == 3
 
-    def peer_busy(self, peer, seconds, now):
-        self.heard.append((peer, seconds, now))
+    def peer_busy(self, peer, seconds, now, *, late):
+        self.heard.append((peer, seconds, now, late))
 
 
 def session_with_3(state=SessionState.DISCONNECTED, *, opened_here=False):
@@ -977,11 +977,11 @@ def test_that_a_peer_is_busy_is_asked_and_told():
     watched = WatchedConnections(watcher)
     assert [watched.may_be_busy(Peer(peer), 1.0) for peer in (2, 3)] == [False, True]
     assert not WatchedConnections(SimpleNamespace()).may_be_busy(Peer(3), 1.0)
-    watched.busy(Peer(3), 12.0)
+    watched.busy(Peer(3), 12.0, late=True)
     watched.busy(Peer(3), 11.0)
     assert watched.tell(5.0)
     assert not watched.tell(5.0)
-    assert watcher.heard == [(Peer(3), 12.0, 5.0)]
+    assert watcher.heard == [(Peer(3), 12.0, 5.0, True)]
 
 
 class Transmitter:

@@ -54,6 +54,8 @@ class Driven:
         self.inquired: list[Inquire] = []
         self.busy: set[int] = set()
         """Ranks of which an inquiry finds that they are busy."""
+        self.late = False
+        """It also finds that their machines answer late."""
         self.called = 0
 
     # ------------------------------------------------------------------------------------------ in
@@ -175,7 +177,7 @@ class Driven:
                     self.inquired.append(instruction)
                     for rank in self.busy:
                         if self.peer_of(rank) == instruction.peer:
-                            self.machine.peer_busy(instruction.peer, 1.0, self.now)
+                            self.machine.peer_busy(instruction.peer, 1.0, self.now, late=self.late)
                 case Disconnect(peer=peer):
                     self.disconnected.append(peer)
                 case Call(function=function):

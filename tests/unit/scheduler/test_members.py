@@ -137,6 +137,21 @@ def test_a_busy_rank_is_warned_of_and_not_lost():
     assert "is lost: no heartbeat for" in driven.gone(0).reason
 
 
+def test_a_rank_whose_heartbeats_may_wait_on_the_way_is_not_said_to_be_busy():
+    driven = running(2, heartbeat_timeout_s=10.0, wait_timeout_s=60.0)
+    driven.busy, driven.late = {1}, True
+    driven.run(25, beating=(0,))
+    said = [message.text for message in driven.heard(0, m.Waiting)]
+    assert said[0].startswith("rank 1 (n1:4000, site1): alive, but nothing has come for 10 s: the link with ")
+    assert len(driven.heard(1, m.Probe)) == 1  # which its machine acknowledges
+    assert [node.busy_s for node in driven.machine.snapshot(driven.now).nodes] == [0.0, 0.0]
+    driven.late = False
+    driven.run(20, beating=(0,))
+    assert "alive, but its Python has not run for 40 s" in driven.heard(0, m.Waiting)[-1].text
+    driven.run(20, beating=(0,))
+    assert "(NETSTORM_WAIT_TIMEOUT)" in driven.gone(0).reason
+
+
 def test_a_scheduler_that_is_late_asks_before_it_takes_a_silent_rank_for_lost():
     driven = running(2, heartbeat_timeout_s=10.0)
     driven.busy = {1}

@@ -195,8 +195,13 @@ def test_the_newest_state_is_known_once_all_have_said_what_they_have():
     assert handover.is_complete
     assert handover.newest((0, 3)) == (9, 2)
     assert handover.newest((0, 4)) == (0, -1)
-    assert handover.take_holders((0, 3)) == {1, 2}
-    assert handover.take_holders((0, 3)) == set()
+
+
+def test_others_hear_of_the_first_state_and_of_the_first_that_has_more_than_initial_values():
+    handover = Handover()
+    news = [handover.is_news((0, 3), version) for version in (1, 1, 2, 3, 4)]
+    assert news == [True, False, True, False, False]
+    assert handover.is_news((0, 4), 7)
 
 
 def test_a_rank_that_sends_no_state_of_a_block_has_none_unless_it_was_a_copy_of_long_ago():

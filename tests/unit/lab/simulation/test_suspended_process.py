@@ -53,6 +53,21 @@ def test_others_wait_for_it_and_keep_their_connections(stopped, seconds):
     job.finish()
 
 
+@pytest.mark.parametrize("stopped", [1, SCHEDULER])
+@pytest.mark.parametrize("late", [False, True])
+def test_who_is_silent_is_not_said_to_be_busy_where_its_machine_answers_late(
+    stopped, late, caplog, monkeypatch
+):
+    job = SimulatedCluster(2, heartbeat_timeout_s=5.0, link_timeout_s=5.0).join()
+    for endpoint in (job.scheduler.stack.endpoint, *(node.process.stack.endpoint for node in job.nodes)):
+        monkeypatch.setattr(endpoint, "_answers_late", lambda _: late)
+    job.faults.suspend(stopped, 40.0)
+    pending = [push(node) for node in job.nodes]
+    job.run_until_ended(pending, 60.0)
+    assert ("nothing has come for" in caplog.text) == late
+    assert ("its Python has not run for" in caplog.text) != late
+
+
 @pytest.mark.parametrize("elastic", ["", "1:3"])
 @pytest.mark.parametrize("seed", range(3))
 def test_all_can_be_stopped_together_or_one_after_the_other(elastic, seed):
