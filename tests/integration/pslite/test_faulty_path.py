@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_connections_that_are_cut_again_and_again(path):
     for batch in range(20):
         send(here, range(batch * 10, batch * 10 + 10))
         if batch % 5 == 0:  # else there may be none to cut
-            wait_until(lambda made=made: proxy.connections > made)
+            wait_until(partial(lambda before: proxy.connections > before, made))
         time.sleep(0.02)
         made = proxy.connections
         proxy.cut()
