@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -94,12 +95,13 @@ def dashboard(
         shown = settings.node_host or os.uname().nodename if host in {"0.0.0.0", "::"} else host  # noqa: S104
         number = listener.getsockname()[1]
         address = host_port(shown, number)
-        typer.echo(f"netstorm dashboard: {scheme}://{address}/{'' if token is None else f'?token={token}'}")
-        if is_loopback(host) and (way := _ssh_here(number)):
-            typer.echo(f"netstorm dashboard: from another machine first: {way}")
-        serve(
-            listener, lambda: make(guard), certificate=settings.web_cert or None, key=settings.web_key or None
-        )
+        tls = {"certificate": settings.web_cert or None, "key": settings.web_key or None}
+        with contextlib.suppress(KeyboardInterrupt):  # which may come before the server listens to signals
+            link = "" if token is None else f"?token={token}"
+            typer.echo(f"netstorm dashboard: {scheme}://{address}/{link}")
+            if is_loopback(host) and (way := _ssh_here(number)):
+                typer.echo(f"netstorm dashboard: from another machine first: {way}")
+            serve(listener, lambda: make(guard), **tls)
 
 
 def _ssh_here(port: int) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -54,6 +55,7 @@ class Job:
         self.folder = folder
         self.nodes = nodes
         self._processes: dict[int, subprocess.Popen[bytes] | ForkedProcess] = {}
+        self._files = contextlib.ExitStack()
         self._settings = {name: str(value) for name, value in settings.items()}
         ready = folder / "ready"
         self._start(
@@ -144,7 +146,12 @@ class Job:
     def start_scheduler_again(self, *options: str) -> None:
         """Start a scheduler at the address of the one before, whose process has ended."""
         self._processes[-1].wait()
-        self.start_scheduler(-1, "--port", self.address.rsplit(":", 1)[1], *options)
+        host, port = self.address.rsplit(":", 1)
+        # Or the system may give the port to any process that asks for one before the scheduler does.
+        held = self._files.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who listens may have it all the same
+        held.bind((host.strip("[]"), int(port)))
+        self.start_scheduler(-1, "--port", port, *options)
 
     def pid(self, rank: int) -> int:
         """Return a process's number; -1 is the scheduler."""
@@ -201,6 +208,7 @@ class Job:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._files.close()
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):  # the whole group: a node may have forked
                 os.killpg(process.pid, signal.SIGKILL)

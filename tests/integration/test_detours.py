@@ -109,7 +109,8 @@ while True:
         break
     assert time.monotonic() < deadline, (runtime.rank, hops, error)
     time.sleep(0.05)
-off = (runtime.process.cluster_clock.client.now_ns() - time.time_ns()) / 1e9
+before, now, after = time.time_ns(), runtime.process.cluster_clock.client.now_ns(), time.time_ns()
+off = max(before - now, now - after, 0) / 1e9
 statistics |= {"hops": hops, "off": off, "error": error}
 """
     script = COUNT.replace("(folder /", wait + "(folder /")

@@ -35,7 +35,7 @@ from netstorm.errors import NotAuthorised, PeerError
 from netstorm.pslite.keys import JobKey
 from netstorm.topology.files import load_network
 from tests.integration.forking import ROOT
-from tests.integration.jobs import run_netstorm
+from tests.integration.jobs import free_port, run_netstorm
 
 FAKE_SSH = f"{sys.executable} {Path(__file__).with_name('launch') / 'fake_ssh.py'}"
 LIMIT_S = 30
@@ -108,11 +108,6 @@ def test_ctrl_c_ends_a_doctor_that_serves_and_one_that_waits_for_another(tmp_pat
                 with silent.accept()[0] if "--peers" in words else contextlib.nullcontext():
                     process.send_signal(signal.SIGINT)
                     assert process.wait(LIMIT_S) == code
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 # ------------------------------------------------------------------------ logs of jobs that have failed

@@ -31,24 +31,24 @@ def file(tmp_path: Path) -> str:
 
 
 def test_up_exec_set_status_and_down(file):
-    before = traces()
-    up = netstorm("wan", "up", file, "--name", "cmd")
+    before, name = traces(), f"c{os.getpid()}"  # names are the machine's
+    up = netstorm("wan", "up", file, "--name", name)
     try:
         assert up.returncode == 0, up.stderr
-        assert "cmd is up: 3 nodes, 4 links; backend: " in up.stdout
-        code = netstorm("wan", "exec", "--name", "cmd", "1", "--", "sh", "-c", "ip -o -4 addr; exit 7")
+        assert f"{name} is up: 3 nodes, 4 links; backend: " in up.stdout
+        code = netstorm("wan", "exec", "--name", name, "1", "--", "sh", "-c", "ip -o -4 addr; exit 7")
         assert code.returncode == 7
         assert "10.78.0.2/32" in code.stdout
-        changed = netstorm("wan", "set", "--name", "cmd", "--between", "0", "1", "--rate", "33Mbit")
+        changed = netstorm("wan", "set", "--name", name, "--between", "0", "1", "--rate", "33Mbit")
         assert changed.returncode == 0, changed.stderr
-        facts = json.loads(netstorm("wan", "status", "--name", "cmd", "--json").stdout)
+        facts = json.loads(netstorm("wan", "status", "--name", name, "--json").stdout)
         rates = {(link["source"], link["target"]): link["rate"] for link in facts["links"]}
         assert rates == {(0, 1): 33e6, (1, 0): 33e6, (1, 2): 40e6, (2, 1): 40e6}
         assert facts["congestion"] == "bbr"
-        assert "33Mbit/s" in netstorm("wan", "status", "--name", "cmd").stdout
+        assert "33Mbit/s" in netstorm("wan", "status", "--name", name).stdout
     finally:
-        down = netstorm("wan", "down", "--name", "cmd")
-    assert down.stdout == "cmd is down\n"
+        down = netstorm("wan", "down", "--name", name)
+    assert down.stdout == f"{name} is down\n"
     assert nothing_left_since(before)
 
 
@@ -125,7 +125,7 @@ def test_a_page_outside_shows_a_job_in_the_network(file, tmp_path):
     with job:
         assert job.stdout is not None
         found = next(filter(None, (re.search(r"netstorm dashboard: (\S+)", line) for line in job.stdout)))
-        nodes = first_update(found[1])["frame"]["nodes"]
+        nodes = first_update(found[1], nodes=3)["frame"]["nodes"]
         job.send_signal(signal.SIGINT)
         job.stdout.read()
         assert job.wait(60) == 130

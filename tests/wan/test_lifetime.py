@@ -54,7 +54,10 @@ def test_an_exception_takes_it_down():
 def test_a_network_goes_with_the_process_that_made_it_however_that_ends(number):
     before = traces()
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, "owned"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+        [sys.executable, "-c", OWNER, f"owned{os.getpid()}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
     )
     with owner:
         assert owner.stdout is not None
@@ -66,24 +69,25 @@ def test_a_network_goes_with_the_process_that_made_it_however_that_ends(number):
 
 def test_what_a_killed_daemon_leaves_is_removed_at_the_next_start_and_networks_that_are_up_stay():
     before = traces()
-    dead = Wan.up(network(), name="dead")
-    os.kill(dead.pid, signal.SIGKILL)
-    wait_until(lambda: "dead" not in running())
+    dead, one, two = (f"{name}{os.getpid()}" for name in ("d", "o", "t"))  # the names are the machine's
+    killed = Wan.up(network(), name=dead)
+    os.kill(killed.pid, signal.SIGKILL)
+    wait_until(lambda: dead not in running())
     assert traces() - before
-    with Wan.up(network(), name="one") as one, Wan.up(network(), name="two"):
-        assert not any("dead" in trace for trace in traces())
-        assert not {"one", "two"} & {*remove_stale()}
-        assert {"one", "two"} <= set(running())
-        with pytest.raises(UsageError, match="'one' is up already"):
-            Wan.up(network(), name="one")
-        assert len(one.status()) == len(Wan.attach("one").status()) == 2
-    dead.down()
+    with Wan.up(network(), name=one) as first, Wan.up(network(), name=two):
+        assert not any(dead in trace for trace in traces())
+        assert not {one, two} & {*remove_stale()}
+        assert {one, two} <= set(running())
+        with pytest.raises(UsageError, match=f"'{one}' is up already"):
+            Wan.up(network(), name=one)
+        assert len(first.status()) == len(Wan.attach(one).status()) == 2
+    killed.down()
 
 
 def test_ctrl_c_ends_wan_up_in_the_foreground():
     before = traces()
     file = ROOT / "examples/networks/internet2.yaml"
-    words = [*NETSTORM, "wan", "up", str(file), "--foreground", "--name", "front"]
+    words = [*NETSTORM, "wan", "up", str(file), "--foreground", "--name", f"f{os.getpid()}"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
     with process:
         assert process.stdout is not None

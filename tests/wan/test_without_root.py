@@ -58,7 +58,7 @@ def test_a_user_who_is_not_root_runs_a_job_in_an_emulated_network_and_sees_it_fr
     with Wan.up(network()), started(tmp_path, "launch", *options, "--", "python", "wait.py") as job:
         assert job.stdout is not None
         found = next(filter(None, (re.search(r"netstorm dashboard: (\S+)", line) for line in job.stdout)))
-        assert [node["site"] for node in first_update(found[1])["frame"]["nodes"]] == ["a", "b", ""]
+        assert [node["site"] for node in first_update(found[1], nodes=3)["frame"]["nodes"]] == ["a", "b", ""]
         job.send_signal(signal.SIGINT)
         job.stdout.read()
         assert job.wait(60) == 130

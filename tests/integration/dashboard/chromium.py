@@ -107,15 +107,17 @@ def dashboard(folder: Path, *options: str) -> Iterator[str]:
         process.wait()
 
 
-def first_update(link: str) -> Any:
-    """Return what a dashboard shows first to a viewer who opens its whole address."""
+def first_update(link: str, nodes: int = 0) -> Any:
+    """Return what a dashboard shows first, of a job with so many nodes, to who opens its whole address."""
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     with opener.open(link, timeout=LIMIT_S) as page:
         assert "<title>NetStorm</title>" in page.read().decode()
     with opener.open(f"{link.partition('?')[0]}events", timeout=LIMIT_S) as stream:
         for line in stream:
-            if line.startswith(b"data: "):
-                return json.loads(line.removeprefix(b"data: "))
+            # Before the scheduler has answered, there is a reason for which nothing is shown.
+            update = json.loads(line.removeprefix(b"data: ")) if line.startswith(b"data: ") else {}
+            if len(update.get("frame", {}).get("nodes", [])) >= nodes and "frame" in update:
+                return update
     raise AssertionError("the stream has ended")
 
 

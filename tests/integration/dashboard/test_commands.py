@@ -13,7 +13,9 @@ import urllib.request
 from importlib.util import find_spec
 
 import pytest
+from typer.testing import CliRunner
 
+from netstorm.cli.main import app
 from tests.integration.dashboard.chromium import LIMIT_S, dashboard, first_update, wait_for
 from tests.integration.jobs import Job, run_netstorm
 
@@ -139,6 +141,18 @@ def test_who_is_at_another_machine_is_told_how_ssh_reaches_the_page(tmp_path, mo
         port = re.findall(r":(\d+)/", address)[0]
         way = f"ssh -N -L {port}:127.0.0.1:{port}{jump} {os.uname().nodename}"
         wait_for(lambda: way in (tmp_path / "dashboard.out").read_text(), way)
+
+
+def test_ctrl_c_before_the_page_is_served_is_an_orderly_end_too(monkeypatch):
+    def serve(listener, *_, **__):
+        listener.close()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("netstorm.dashboard.server.serve", serve)
+    monkeypatch.setattr("netstorm.cli.dashboard._replay", lambda _: None)
+    ended = CliRunner().invoke(app, ["dashboard", "--port", "0", "--file", "a recording"])
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("netstorm dashboard: http://127.0.0.1:")
 
 
 @pytest.mark.parametrize(

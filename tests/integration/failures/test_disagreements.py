@@ -112,11 +112,10 @@ def test_who_does_not_belong_to_the_job_is_refused_by_name_and_the_job_goes_on(t
 
 
 def test_a_scheduler_that_is_not_there_is_named_by_its_address(tmp_path: Path) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
     script = PROLOGUE + "mx.kv.create('netstorm')"
-    with Job(tmp_path, 1, **SHORT_TIMEOUTS) as job:
+    with socket.socket() as unused, Job(tmp_path, 1, **SHORT_TIMEOUTS) as job:
+        unused.bind(("127.0.0.1", 0))  # and nobody listens
+        port = unused.getsockname()[1]
         job.start(0, script, DMLC_PS_ROOT_PORT=port, NETSTORM_JOIN_TIMEOUT=2)
         end = job.end(0, 60)
     assert end.code == 1

@@ -88,8 +88,13 @@ def test_whoever_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
             for one in stopped:
                 job.send(one, signal.SIGSTOP)
             time.sleep(STOPPED_S)
+            if stopped == (1,):
+                job.wait_until_said(0, "alive, but its Python has not run for")
+                job.wait_until_said(-1, "alive, but its Python has not run for")
             for one in stopped:
                 job.send(one, signal.SIGCONT)
+            if stopped == (1,):
+                job.wait_until_said(-1, "runs again")
         wait_for_steps(job, (0, 1, 2), 5)
         for rank in range(3):
             (tmp_path / f"script{rank}.py.end").touch()

@@ -31,8 +31,7 @@ def signals(launcher: Launcher, rank: int) -> list[str]:
 def test_the_first_failures_rank_and_exit_code_are_reported_and_the_others_may_end_by_themselves(launcher):
     program = """
 if rank == 2: sys.exit(3)
-while sum(1 for _ in pathlib.Path().glob("pid-*")) < 3: time.sleep(0.01)
-time.sleep(0.3)
+while "rank 2 on 127.0.0.1 failed" not in pathlib.Path(".err").read_text(): time.sleep(0.01)
 sys.exit(1)
 """
     ended = launcher.run(program, "-n", "3", "--grace", "20")
@@ -45,14 +44,19 @@ sys.exit(1)
 
 
 def test_after_a_failure_the_others_are_interrupted_terminated_and_killed(launcher):
-    ended = launcher.run(f"if rank == 1: sys.exit(7)\n{DEAF}", "-n", "2", "--grace", "0.5")
+    fails = """
+if rank == 1:
+    while not os.path.exists("handler-0"): time.sleep(0.01)
+    sys.exit(7)
+"""
+    ended = launcher.run(fails + DEAF, "-n", "2", "--grace", "1")
     assert ended.code == 7
     assert signals(launcher, 0) == ["SIGINT", "SIGTERM"]
     assert ended.err.splitlines()[1:5] == [
-        "[launch] not ended 1 s after the first failure: sending SIGINT to rank 0",
+        "[launch] not ended 1.5 s after the first failure: sending SIGINT to rank 0",
         "[0] netstorm: ended by the launcher (SIGINT), since rank 1 on 127.0.0.1 failed with exit code 7",
-        "[launch] not ended 0.5 s after SIGINT: sending SIGTERM to rank 0",
-        "[launch] not ended 0.5 s after SIGTERM: sending SIGKILL to rank 0",
+        "[launch] not ended 1 s after SIGINT: sending SIGTERM to rank 0",
+        "[launch] not ended 1 s after SIGTERM: sending SIGKILL to rank 0",
     ]
 
 
@@ -72,7 +76,7 @@ def test_a_command_that_can_be_found_but_not_run_fails_in_words(launcher):
 def test_nodes_that_ignore_ctrl_c_get_sigterm_and_sigkill_after_the_grace_and_end_with_what_they_have_started(
     launcher,
 ):
-    with launcher.started(GRANDCHILD.format(own_session=True) + DEAF, "-n", "2", "--grace", "0.3") as process:
+    with launcher.started(GRANDCHILD.format(own_session=True) + DEAF, "-n", "2", "--grace", "1") as process:
         until_handlers_are_set(launcher, 2)
         process.send_signal(signal.SIGINT)
         end = ended(process)
@@ -97,7 +101,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace(launcher):
 def test_sigterm_to_the_launcher_ends_every_node_also_a_stopped_one_and_what_it_has_started(launcher):
     stopped = "if rank == 2: note(os.getpid(), 'handler-2'); os.kill(os.getpid(), signal.SIGSTOP)\n"
     program = GRANDCHILD.format(own_session=True) + stopped + DEAF
-    with launcher.started(program, "-n", "3", "--grace", "0.3") as process:
+    with launcher.started(program, "-n", "3", "--grace", "1") as process:
         until_handlers_are_set(launcher, 3)
         process.send_signal(signal.SIGTERM)
         assert ended(process).code == 143

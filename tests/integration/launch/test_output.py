@@ -25,6 +25,7 @@ if rank == 1:  # a progress bar, of which a file gets the last state only
     for i in range(5): print(f'\r{i + 1}/5', end='')
     print('\ndone')
 if rank == 2:
+    while sum(1 for _ in pathlib.Path().glob("pid-*")) < 3: time.sleep(0.01)
     os.write(1, b'\xff\x00\xfe\n')  # no text
     sys.stderr.write('last words')
     sys.exit(3)
@@ -175,7 +176,8 @@ def count(*_):
     with open(f"interrupts-{rank}", "a") as file: file.write("x")
 signal.signal(signal.SIGINT, count)
 print("up", rank)
-while not os.path.exists("go"): time.sleep(0.01)
+while not (os.path.exists("go") and os.path.exists(f"interrupts-{rank}")): time.sleep(0.01)
+time.sleep(0.3)  # a second one would come now
 """
     with on_a_terminal(launcher, program, "-n", "1") as (terminal, process):
         read_until(terminal, b"up 0")

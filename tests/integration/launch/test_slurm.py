@@ -225,6 +225,6 @@ def test_a_jobs_page_is_on_its_first_node_and_no_process_of_a_cancelled_job_is_l
         found = printed.search(cluster.log())
         assert found is not None
         assert found[2] == found[3]
-        assert len(first_update(found[1])["frame"]["nodes"]) == 3
+        assert len(first_update(found[1], nodes=3)["frame"]["nodes"]) == 3
     cluster.said("scancel", job)
     assert cluster.ended(job)[0].startswith("CANCELLED")

@@ -130,7 +130,7 @@ def test_a_page_here_shows_a_job_elsewhere_and_ends_with_it(two_hosts: Launcher)
         until(lambda: printed.search(process.said()[0]), "the address of the page")
         found = printed.search(process.said()[0])
         assert found is not None
-        nodes = first_update(found[1])["frame"]["nodes"]
+        nodes = first_update(found[1], nodes=3)["frame"]["nodes"]
         assert [node["site"] for node in nodes] == ["east", "east", "west"]
         process.send_signal(signal.SIGINT)
         process.wait(PATIENCE_S)

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from netstorm.cli.launch.variables import is_free
 from tests.integration.forking import ROOT
 from tests.integration.jobs import Ended, free_port
 from tests.integration.launch.launcher import Launcher, ended, inside, until
@@ -184,7 +185,8 @@ print("saved")
 
 
 def test_a_quiet_launcher_prints_what_the_nodes_print_and_nothing_else_and_they_listen_at_ports_in_a_row(job):
-    port = free_port()
+    while not is_free((port := free_port()) + 1):
+        pass
     end = job.run(JOIN + "print('met')", "-n", "2", "--quiet", "--log-dir", "logs", NETSTORM_PORT=str(port))
     said = [line for line in end.err.splitlines() if "WARNING waiting for" not in line]  # a slow start
     assert (end.code, sorted(end.out.splitlines()), said) == (0, ["[0] met", "[1] met"], [])

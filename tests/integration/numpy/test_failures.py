@@ -117,6 +117,8 @@ LATE = """
 import signal
 import sys
 
+import numpy as np
+
 import netstorm
 
 with netstorm.Group() as group:
@@ -127,6 +129,8 @@ with netstorm.Group() as group:
         group.barrier_async().result(timeout=0.05)
     except netstorm.Unavailable as error:
         print(type(error).__name__, error)
+    group.send(np.ones(1), 2 - group.rank)
+    group.recv(np.ones(1), 2 - group.rank)  # both have come: a time-out finds one missing, not two
     try:
         group.barrier(timeout=0.5)
     except netstorm.Unavailable as error:

@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -54,9 +55,13 @@ def assert_all_arrived(here, there, count, seconds=60):
 
 def test_connections_that_are_cut_again_and_again(path):
     here, there, proxy = path
+    made = 0
     for batch in range(20):
         send(here, range(batch * 10, batch * 10 + 10))
+        if batch % 5 == 0:  # else there may be none to cut
+            wait_until(partial(lambda before: proxy.connections > before, made))
         time.sleep(0.02)
+        made = proxy.connections
         proxy.cut()
     assert_all_arrived(here, there, 200)
     assert here.endpoint.links()[Peer(1), True]["connections"] > 3
@@ -118,9 +123,9 @@ def test_a_path_that_refuses_is_lost_when_the_link_time_out_has_passed(path):
     here, there, proxy = path
     send(here, range(10))
     wait_until(lambda: there.machine.got)
+    began = time.monotonic()
     proxy.refuse()
     proxy.cut()
-    began = time.monotonic()
     wait_until(lambda: here.machine.lost, 30)
     assert time.monotonic() - began > 1.8
     assert proxy.connections > 3

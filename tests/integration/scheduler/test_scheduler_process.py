@@ -50,7 +50,7 @@ def test_it_says_live_whom_it_waits_for_and_so_do_the_nodes(tmp_path):
 
 
 def test_a_node_that_dies_is_reported_to_the_others_and_the_exit_code_is_1(tmp_path):
-    scheduler = SchedulerProcess(tmp_path, PS_HEARTBEAT_INTERVAL="0.2", PS_HEARTBEAT_TIMEOUT="2")
+    scheduler = SchedulerProcess(tmp_path, PS_HEARTBEAT_INTERVAL="0.2", PS_HEARTBEAT_TIMEOUT="100")
     with scheduler, ScriptedNode(scheduler.port, 0) as zero:
         with ScriptedNode(scheduler.port, 1) as one:
             zero.hears(m.Joined)
@@ -120,7 +120,7 @@ def test_the_ready_file_is_there_when_nodes_can_connect_and_never_an_old_one(tmp
 def test_any_ntp_client_gets_the_cluster_time_at_the_same_port(tmp_path):
     with SchedulerProcess(tmp_path) as scheduler:
         stats = ntplib.NTPClient().request("127.0.0.1", port=scheduler.port, version=4, timeout=60)
-        assert abs(stats.offset) < 0.5
+        assert abs(stats.offset) <= stats.delay / 2 + 0.005, "as exact as the exchange was fast"
         assert (stats.stratum, stats.leap, ntplib.ref_id_to_text(stats.ref_id, 2)) == (10, 0, "127.127.1.0")
 
 
@@ -129,8 +129,9 @@ def test_a_nodes_io_thread_follows_the_cluster_clock(tmp_path):
         client = SntpClient("127.0.0.1", scheduler.port)
         client.start(node.thread)
         wait_for(lambda: client.counters.get("sntp_exchanges") >= 2, "the time")
-        assert client.sync.error_bound(time.monotonic()) < 0.1
-        assert abs(client.now_ns() - time.time_ns()) < 200_000_000
+        wait_for(lambda: client.sync.error_bound(time.monotonic()) < 0.1, "an exchange that was fast")
+        before, found, after = time.time_ns(), client.now_ns(), time.time_ns()
+        assert before - 200_000_000 < found < after + 200_000_000
         client.stop(node.thread)
 
 

@@ -74,10 +74,22 @@ def client(watching, server):
     made.stop(watching)
 
 
+def assert_now(client: SntpClient, ahead_s: float, within_s: float) -> None:
+    """Assert how far a client's time is ahead of this machine's, whatever happens between two readings."""
+    before, found, after = time.time_ns(), client.now_ns(), time.time_ns()
+    assert before / 1e9 - within_s <= found / 1e9 - ahead_s <= after / 1e9 + within_s
+
+
+def assert_follows(client: SntpClient) -> None:
+    """Assert that a client has the server's time, which is 5 s ahead, as exactly as it says."""
+    bound_s = client.sync.error_bound(time.monotonic())
+    assert bound_s < 1.0
+    assert_now(client, 5.0, bound_s + 1e-4)
+
+
 def test_a_node_finds_the_schedulers_clock(watching, client):
     watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 3)
-    error_s = (client.now_ns() - time.time_ns()) / 1e9 - 5.0
-    assert abs(error_s) <= client.sync.error_bound(time.monotonic()) + 1e-4
+    assert_follows(client)
 
 
 def test_a_server_on_all_addresses_answers_those_of_both_families_and_a_client_asks_both(watching):
@@ -106,7 +118,7 @@ def test_a_node_follows_the_clock_of_a_scheduler_that_takes_over_elsewhere(watch
         assert client.counters.get("sntp_exchanges") == 0
         present[0] = ("127.0.0.1", server.port)
         watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 1)
-        assert client.now_ns() - time.time_ns() == pytest.approx(5e9, abs=5e7)
+        assert_follows(client)
         client.stop(watching)
 
 
@@ -148,7 +160,7 @@ def test_the_time_that_a_datagram_waited_for_a_busy_thread_is_not_measured(watch
     time.sleep(0.2)
     watching.callbacks[of_client]()
     assert client.sync.error_bound(time.monotonic()) < 0.1
-    assert client.now_ns() - time.time_ns() == pytest.approx(5e9, abs=5e7)
+    assert_follows(client)
 
 
 def test_garbage_is_counted_and_the_time_goes_on_being_told(watching, server, client):
@@ -173,7 +185,7 @@ def test_a_client_without_a_server_keeps_asking_and_has_its_own_time(watching):
     client = SntpClient("127.0.0.1", port)
     client.start(watching)
     watching.run_until(lambda: client.counters.get("sntp_requests") >= 3)
-    assert abs(client.now_ns() - time.time_ns()) < 50_000_000
+    assert_now(client, 0.0, 0.05)
     client.stop(watching)
     client.stop(watching)
 
@@ -203,7 +215,7 @@ def test_a_node_with_the_key_finds_the_schedulers_clock(watching):
     client = SntpClient("127.0.0.1", server.port, key=PacketKey(b"key"))
     with running(watching, server, client):
         watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 1)
-        assert client.now_ns() - time.time_ns() == pytest.approx(5e9, abs=5e7)
+        assert_follows(client)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +235,7 @@ def test_processes_without_the_same_key_do_not_tell_each_other_the_time(
     with running(watching, server, client):
         watching.run_until(lambda: counters.get(reason) >= 2)
         assert client.counters.get("sntp_exchanges") == 0
-        assert abs(client.now_ns() - time.time_ns()) < 50_000_000
+        assert_now(client, 0.0, 0.05)
         assert counted_by == "client" or server.counters.get("sntp_answers") == 0
 
 
@@ -266,7 +278,7 @@ def test_replayed_changed_and_reflected_packets_do_not_move_a_clock(watching):
         watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 3)
         assert client.counters.get("sntp_forged") >= 3
         assert client.counters.get("sntp_garbage") >= 3 + 2 + 1  # own requests, and answers of before
-        assert client.now_ns() - time.time_ns() == pytest.approx(5e9, abs=5e7)
+        assert_follows(client)
 
 
 # -------------------------------------------------------------------------------------------------- timers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from netstorm.lab.testing.tcp_proxy import TcpProxy
 from netstorm.pslite.keys import JobKey, NodeKey
 from tests.integration.failures.scripts import PLAIN_JOIN, PLAIN_PROLOGUE
 from tests.integration.forking import ROOT
-from tests.integration.jobs import Job, run_netstorm
+from tests.integration.jobs import Job, free_port, run_netstorm
 
 SHORT = {"NETSTORM_LINK_TIMEOUT": 1, "PS_HEARTBEAT_INTERVAL": 0.2, "PS_HEARTBEAT_TIMEOUT": 5}
 
@@ -40,11 +39,6 @@ show("all sums were right", {name: n for name, n in runtime.counters.snapshot().
 def key_file(tmp_path: Path) -> Path:
     JobKey.create(tmp_path / "job.key")
     return tmp_path / "job.key"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 # ----------------------------------------------------------------------------------- secure by default
