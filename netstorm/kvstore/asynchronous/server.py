@@ -355,6 +355,7 @@ class Serving:
 
         Raises:
             NotAuthorised: the rank has no states in this view.
+            ProtocolViolation: it has said so before.
         """
         self._check_holder(rank, message)
         self.handover.add(rank, message)
@@ -885,6 +886,8 @@ class Handover:
         self.waits_for: Final = set(waits_for)
         self.passed_over: Final[set[int]] = set()
         self._patience_s: Final = patience_s
+        self._said: Final[set[int]] = set()
+        """Ranks that have said what they have."""
         self._versions: Final[dict[Place, dict[int, int]]] = {}
         """By block and rank; 0: it has not sent what it had."""
         self._asked: Final[dict[Place, tuple[int, int]]] = {}
@@ -904,7 +907,14 @@ class Handover:
         return not self.waits_for
 
     def add(self, rank: int, message: CopiesHeld) -> None:
-        """Record what a rank has."""
+        """Record what a rank has.
+
+        Raises:
+            ProtocolViolation: it has said so in this view: what it names is kept, and has to be bounded.
+        """
+        if rank in self._said:
+            raise ProtocolViolation(f"rank {rank} says twice in one view which states it has")
+        self._said.add(rank)
         self.waits_for.discard(rank)
         for copy in message.copies:
             self._versions.setdefault((copy.key, copy.block), {})[rank] = copy.version

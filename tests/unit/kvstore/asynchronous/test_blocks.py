@@ -195,6 +195,8 @@ def test_the_newest_state_is_known_once_all_have_said_what_they_have():
     assert handover.is_complete
     assert handover.newest((0, 3)) == (9, 2)
     assert handover.newest((0, 4)) == (0, -1)
+    with pytest.raises(ProtocolViolation, match="rank 2 says twice in one view"):
+        handover.add(2, held(HeldCopy(key=9, block=0, version=1)))
 
 
 def test_others_hear_of_the_first_state_and_of_the_first_that_has_more_than_initial_values():
