@@ -22,6 +22,8 @@ class Gloo:
     name: str = "gloo"
     backend: str = "gloo"
     framework: str = "torch"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of its processes."""
     settings: Mapping[str, str] = field(
         default_factory=lambda: {
             "backend": "gloo",
@@ -39,6 +41,7 @@ class Gloo:
                     name=f"{self.name} worker {rank}",
                     command=worker_command(self.name, case),
                     environment=environment(
+                        **self.variables,
                         MASTER_ADDR=case.host(0),
                         MASTER_PORT=port,
                         WORLD_SIZE=case.nodes,

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from netstorm.settings import declarations
 from systems.base import BENCHMARKS, Case, Launch, Node, Process, environment, worker_command
 
-__all__ = ["NetStormStore"]
+__all__ = ["NetStormStore", "users_settings"]
 
 _OF_THE_JOB = ("DMLC_", "NETSTORM_RANK", "NETSTORM_JOB", "NETSTORM_PORT")
 
 
-def _users_settings() -> dict[str, str]:
+def users_settings() -> dict[str, str]:
     """Return the settings that the user's environment has, but for those that every job has its own of."""
     known = (declaration.variable for declaration in declarations().values())
     given = (name for name in known if name in os.environ and not name.startswith(_OF_THE_JOB))
@@ -36,13 +36,13 @@ class NetStormStore:
         """What it is run with."""
         return {
             "kvstore": "dist_sync_netstorm",
-            **({**_users_settings(), **self.variables} or {"variables": "all at their defaults"}),
+            **({**users_settings(), **self.variables} or {"variables": "all at their defaults"}),
         }
 
     def launch(self, case: Case) -> Launch:
         """Return the processes of one group."""
         job = {
-            **_users_settings(),
+            **users_settings(),
             **self.variables,
             "DMLC_PS_ROOT_URI": case.host(0),
             "DMLC_PS_ROOT_PORT": case.port(),

@@ -6,7 +6,7 @@ from systems.base import System
 from systems.gloo import Gloo
 from systems.hivemind import Hivemind
 from systems.mxnet_dist import MXNetDist
-from systems.netstorm_store import NetStormStore
+from systems.netstorm_store import NetStormStore, users_settings
 from systems.openmpi.system import OpenMPI
 from systems.shared_memory import BareSharedMemory
 from systems.torch_ddp import TORCH_GLOO, TORCH_NETSTORM, TorchDDP
@@ -21,7 +21,12 @@ SYSTEMS: dict[str, System] = {
         MXNetDist(name="mxnet-1-server", servers=1),
         MXNetDist(name="mxnet-n-servers", servers=None),
         Gloo(),
-        Gloo(name="netstorm-group", backend="netstorm", settings={"backend": "netstorm"}),
+        Gloo(
+            name="netstorm-group",
+            backend="netstorm",
+            variables=users_settings(),
+            settings={"backend": "netstorm", **users_settings()},
+        ),
         BareSharedMemory(),
         OpenMPI(),
         Hivemind(),
