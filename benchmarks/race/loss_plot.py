@@ -11,6 +11,7 @@ __all__ = ["draw_losses"]
 _COLOURS: Final = {
     "ddp-gloo": "#9aa5b1",
     "ddp-netstorm": "#7fb2d9",
+    "ddp-codec": "#55c2c3",
     "diloco-gloo": "#d58a3a",
     "diloco-torchft": "#c44e52",
     "diloco-hivemind": "#8a63a8",

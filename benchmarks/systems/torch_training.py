@@ -34,6 +34,12 @@ TRAININGS: Final[Mapping[str, Training]] = {
     "ddp-netstorm": Training(
         entrant=TORCH_NETSTORM, diloco=False, what="DistributedDataParallel on NetStorm, packed trees"
     ),
+    "ddp-codec": Training(
+        entrant=TORCH_NETSTORM,
+        diloco=False,
+        what="ddp-netstorm, gradients under PowerSGD of rank 16: of the codecs that cost no loss the "
+        "one that sends least",
+    ),
     "diloco-torchft": Training(
         entrant=TORCH_GLOO,
         diloco=True,

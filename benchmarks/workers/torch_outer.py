@@ -26,6 +26,9 @@ __all__ = ["EXCHANGES", "Exchange", "Setting"]
 _TIMEOUT: Final = timedelta(hours=1)
 """The driver ends what takes too long."""
 
+_CODEC: Final = {"type": "powersgd", "rank": 16}
+"""It costs no loss, and sends least of those that do not (docs/benchmarks/codecs.md)."""
+
 _DELAY: Final = 5
 """Steps that a fragment's sum may take."""
 
@@ -75,9 +78,16 @@ class _Joined:
 class DDP(_Joined):
     """Gradients are averaged in every step."""
 
-    def __init__(self, setting: Setting, backend: str) -> None:
+    def __init__(self, setting: Setting, backend: str, *, codec: Any = None) -> None:
         super().__init__(backend)
         self.model: nn.Module = DistributedDataParallel(setting.model)
+        if codec is not None:
+            from netstorm.frontends.torch.gradient_codecs import (  # noqa: PLC0415 - only where it is used
+                CodecHookState,
+                codec_hook,
+            )
+
+            self.model.register_comm_hook(CodecHookState(codec, setting.model), codec_hook)
 
 
 class OurDiLoCo(_Joined):
@@ -199,6 +209,7 @@ class HivemindDiLoCo:
 EXCHANGES: Final[dict[str, Callable[[Setting], Exchange]]] = {
     "ddp-gloo": lambda setting: DDP(setting, "gloo"),
     "ddp-netstorm": lambda setting: DDP(setting, "netstorm"),
+    "ddp-codec": lambda setting: DDP(setting, "netstorm", codec=_CODEC),
     "diloco-torchft": TorchftDiLoCo,
     "diloco-gloo": lambda setting: OurDiLoCo(setting, "gloo"),
     "diloco-hivemind": HivemindDiLoCo,

@@ -179,7 +179,7 @@ def test_pytorch_trainings_of_one_kind_have_the_same_losses_on_both_back_ends(
     network: Path, tmp_path: Path
 ) -> None:
     plot = tmp_path / "losses.png"
-    names = "ddp-gloo,ddp-netstorm,diloco-gloo,diloco-netstorm,diloco-network-free,diloco-streaming"
+    names = "ddp-gloo,ddp-netstorm,ddp-codec,diloco-gloo,diloco-netstorm,diloco-network-free,diloco-streaming"
     shape = ("--width", 32, "--layers", 1, "--context", 16, "--sync-every", 5, "--target", 4.6)
     arguments = ("--framework", "torch", "--systems", names, *shape, "--seconds", 60, "--plot", plot)
     rows = {row["system"]: row for row in bench(network, "train", *arguments)["results"]}
@@ -195,4 +195,5 @@ def test_pytorch_trainings_of_one_kind_have_the_same_losses_on_both_back_ends(
     )
     assert free == pytest.approx(emulated, abs=1e-3)
     assert rows["diloco-streaming"]["seconds_to_target"] > 0
+    assert rows["ddp-codec"]["seconds_to_target"] > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
