@@ -468,6 +468,7 @@ class _JobRun:
 
 
 _INFORMATION: Final = b" netstorm INFO "
+_WARNING: Final = b" netstorm WARNING "
 
 
 def _is_information(stream: Stream, line: bytes) -> bool:
@@ -487,7 +488,8 @@ class Child:
     Attributes:
         member: which process of the job.
         label: what its lines begin with.
-        last_error: the last line of its error output that is not empty, nor an information of NetStorm's.
+        last_error: the last line of its error output that is not empty, nor one of NetStorm's that is no
+            error.
         ended: how the process has ended, as soon as it has, even if what it has started has not: its exit
             code, or 128 + the signal that killed it; None: it has not, or its supervisor could not say.
     """
@@ -591,7 +593,8 @@ class Child:
             line, self.ended = said
             if not line:
                 return
-        is_error = stream is Stream.ERR and bool(line.strip()) and _INFORMATION not in line
+        is_cause = bool(line.strip()) and not (_INFORMATION in line or _WARNING in line)
+        is_error = stream is Stream.ERR and is_cause
         if is_error and (self.ended is None or said is not None):
             self.last_error = plain(line)
         yield stream, line

@@ -217,7 +217,7 @@ def test_examples_of_pytorch_go_on(operations: int, command: str, tmp_path: Path
     )
     said = result.stdout + result.stderr
     assert result.returncode == 0, said
-    assert "rank 1 on 127.0.0.1 was killed by SIGKILL; the job goes on with 2 nodes" in said
+    assert "rank 1 on 127.0.0.1 was killed by SIGKILL; the job goes on with 2 nodes" in said, said
     found = digests(said)
     assert len(found) == 2, said
     assert len(set(found)) == 1, said

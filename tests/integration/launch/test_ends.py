@@ -43,6 +43,13 @@ sys.exit(1)
     ]
 
 
+def test_a_warning_of_netstorms_is_not_given_for_the_reason(launcher):
+    program = "sys.stderr.write('12:00:00 netstorm WARNING waiting for 1 of 2 nodes\\n'); sys.exit(3)"
+    ended = launcher.run(program, "-n", "1")
+    assert "WARNING waiting for 1 of 2 nodes" in ended.err
+    assert ended.err.splitlines()[-1] == "[launch] rank 0 on 127.0.0.1 failed with exit code 3"
+
+
 def test_after_a_failure_the_others_are_interrupted_terminated_and_killed(launcher):
     fails = """
 if rank == 1:

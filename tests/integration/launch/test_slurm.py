@@ -219,7 +219,7 @@ def test_a_jobs_page_is_on_its_first_node_and_no_process_of_a_cancelled_job_is_l
     if find_spec("uvicorn") is not None:
         printed = re.compile(
             r"\[dashboard\] netstorm dashboard: (http://127.0.0.1:(\d+)/\?token=\S+)\n"
-            r".*from another machine first: ssh -N -L (\d+):127.0.0.1:\3 \S+\n"
+            r"(?:.*\n)*?.*from another machine first: ssh -N -L (\d+):127.0.0.1:\3 \S+\n"
         )
         cluster.until(lambda: printed.search(cluster.log()) is not None, "the address of the page")
         found = printed.search(cluster.log())
