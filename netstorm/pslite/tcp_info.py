@@ -106,14 +106,20 @@ def progress_of(descriptor: int) -> TcpProgress | None:
     )
 
 
-def bytes_received(descriptor: int) -> int:
-    """Return how many bytes have come over a connection; 0: unknown."""
+def _raw(descriptor: int) -> bytes:
+    """Return the kernel's tcp_info of a connection; empty: there is none, or the kernel says less."""
     try:
         with borrowed_socket(descriptor) as connection:
             raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
     except OSError:
-        return 0
-    return int(_U64.unpack_from(raw, _RECEIVED)[0]) if len(raw) >= _BYTES else 0
+        return b""
+    return raw if len(raw) >= _BYTES else b""
+
+
+def bytes_received(descriptor: int) -> int:
+    """Return how many bytes have come over a connection; 0: unknown."""
+    raw = _raw(descriptor)
+    return int(_U64.unpack_from(raw, _RECEIVED)[0]) if raw else 0
 
 
 def is_acknowledged(descriptor: int, limit_s: float) -> bool:
@@ -123,12 +129,8 @@ def is_acknowledged(descriptor: int, limit_s: float) -> bool:
     It does so for a process that is stopped, or whose interpreter is busy. If that process reads nothing, the
     window closes, and the kernel here probes it ever more rarely. So a long silence alone says nothing.
     """
-    try:
-        with borrowed_socket(descriptor) as connection:
-            raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
-    except OSError:
-        return False
-    if len(raw) < _BYTES or raw[0] != _ESTABLISHED:
+    raw = _raw(descriptor)
+    if not raw or raw[0] != _ESTABLISHED:
         return False
     unacked, sent, heard, trip = (
         int(_U32.unpack_from(raw, place)[0]) for place in (_UNACKED, _DATA_SENT, _ACK_RECEIVED, _ROUND_TRIP)
@@ -145,12 +147,8 @@ def answers_late(descriptor: int) -> bool:
 
     False: it is not, nothing was sent lately, or that is unknown.
     """
-    try:
-        with borrowed_socket(descriptor) as connection:
-            raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
-    except OSError:
-        return False
-    if len(raw) < _BYTES or raw[0] != _ESTABLISHED:
+    raw = _raw(descriptor)
+    if not raw or raw[0] != _ESTABLISHED:
         return False
     unacked, sent, trip, shortest = (
         int(_U32.unpack_from(raw, place)[0]) for place in (_UNACKED, _DATA_SENT, _ROUND_TRIP, _SHORTEST)
