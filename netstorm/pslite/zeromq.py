@@ -80,6 +80,7 @@ turn."""
 _LOOK_BYTES: Final = 2**20
 """So much a connection carries between two looks for losses."""
 
+_POLLIN: Final = int(zmq.POLLIN)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 
@@ -615,7 +616,7 @@ class ZmqVan:
     def _check_written(self) -> None:
         written, self._written = self._written, {}
         for touched, connection in written.items():
-            if touched not in self._reader and int(touched.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if touched not in self._reader and int(touched.getsockopt(zmq.EVENTS)) & _POLLIN:
                 self._reader.mark(touched, connection)
 
     def _check_open(self) -> None:
