@@ -27,8 +27,8 @@ from netstorm.pslite.admission import (
 )
 from netstorm.pslite.keys import KEY_BYTES, key_of_text
 from netstorm.pslite.proofs import Mismatch
-from netstorm.pslite.tcp_info import borrowed_socket, bytes_received, descriptor_of, shut_down
-from netstorm.pslite.van import Broken, Connection, VanEvent
+from netstorm.pslite.tcp_info import borrowed_socket, bytes_received, descriptor_of, progress_of, shut_down
+from netstorm.pslite.van import Broken, Connection, VanEvent, connecting_s
 
 __all__ = [
     "LETTER",
@@ -356,7 +356,7 @@ class AcceptedConnections:
 
         Args:
             refusals: counts and logs those that are shut down.
-            limit_s: how long a connection may wait for its first message, or be left.
+            limit_s: how long a connection may wait for its first message, or be left; see `connecting_s`.
             max_message_bytes: largest frame that ZeroMQ accepts.
             rng: decides whom to shut down.
         """
@@ -486,10 +486,11 @@ class AcceptedConnections:
                 entry.since = max(entry.since, now - self._limit_s / 2)
         for entry in [entry for entry in self._entries.values() if entry.stage is not _Stage.HEARD]:
             if now - entry.since > self._limit_s:
+                waited = f"{now - entry.since:.1f} s"
                 if entry.stage is _Stage.LEFT:
-                    self._refuse(entry, "left", f"it has had no session for {self._limit_s:g} s", now)
-                else:
-                    self._refuse(entry, "silent", f"no message came for {self._limit_s:g} s", now)
+                    self._refuse(entry, "left", f"it has had no session for {waited}", now)
+                elif now - entry.since > self._far_s(entry):
+                    self._refuse(entry, "silent", f"no message came for {waited}", now)
             elif entry.stage is not _Stage.LEFT:
                 received = bytes_received(entry.descriptor)
                 if received > _MOST_BYTES and entry.since < before:
@@ -505,6 +506,11 @@ class AcceptedConnections:
         self._bound_announced(greeted, self._most_announcing, now)
 
     # ----------------------------------------------------------------------------------------------- inside
+
+    def _far_s(self, entry: _AcceptedConnection) -> float:
+        """Return how long a connection from far away may take."""
+        progress = progress_of(entry.descriptor)
+        return 0.0 if progress is None else connecting_s(progress.smoothed_rtt_s, self._limit_s)
 
     def _bound_announced(self, greeted: list[_AcceptedConnection], most: int, now: float) -> None:
         """Bound the memory of frames that connections have announced: first of those whose handshake takes

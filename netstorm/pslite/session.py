@@ -25,7 +25,7 @@ from netstorm.protocol.messages import Message
 from netstorm.pslite.machine import OF_MESSAGE, Charge, WaitingBytes
 from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.sending import NOWHERE, Mark, SendingHalf, SendQueueItem, Window
-from netstorm.pslite.van import Connection, PayloadMemory, Transmitter
+from netstorm.pslite.van import Connection, PayloadMemory, Transmitter, connecting_s
 
 __all__ = [
     "TRANSITIONS",
@@ -118,10 +118,6 @@ two threads here and two at the sender: a batch of a small network took a third 
 _LITTLE: Final = 65_536
 _FEW: Final = 64
 """Bytes and messages whose acknowledgement may wait: a small part of any window, and of no use to measure."""
-
-_CONNECTING_TRIPS: Final = 8
-"""Round trips that a connection may take until its Welcome, if that is more than `Limits.handshake_s`: one of
-TCP, two of ZeroMQ's handshake, one more with keys, and one of the Hello; and its way may fill meanwhile."""
 
 _MOST_REFUSED: Final = 16_384
 """Messages without room whose numbers are kept: a correct sender has fewer under way (`SendingHalf`)."""
@@ -701,7 +697,7 @@ class OpenedSession(Session):
         """Let this attempt take the round trips that it needs: another one would need them, too."""
         progress = None if self.connection is None else self._context.progress(self.connection)
         if progress is not None:
-            far_s = min(_CONNECTING_TRIPS * progress.smoothed_rtt_s, 2 * self._limits.link_timeout_s)
+            far_s = connecting_s(progress.smoothed_rtt_s, self._limits.link_timeout_s)
             self._far_s = max(self._far_s, far_s)
 
     def _link_deadline(self) -> float:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NewType, Protocol, TypeAlias
+from typing import Final, NewType, Protocol, TypeAlias
 
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import SharedMemory
 from netstorm.pslite.rates import TcpProgress
 
 __all__ = [
+    "MOST_LINK_TIMEOUTS",
     "Broken",
     "Connection",
     "PayloadMemory",
@@ -25,6 +26,7 @@ __all__ = [
     "Van",
     "VanEvent",
     "Widened",
+    "connecting_s",
     "progress_by_peer",
 ]
 
@@ -146,6 +148,19 @@ class Van(Transmitter, Protocol):
 
     def shut(self, linger_s: float) -> None:
         """Close everything; frames handed over have up to `linger_s` to leave. A second call does nothing."""
+
+
+_CONNECTING_TRIPS: Final = 8
+"""Round trips that a connection may take until its Welcome: one of TCP, two of ZeroMQ's handshake, one more
+with keys, and one of the Hello; and its way may fill meanwhile."""
+
+MOST_LINK_TIMEOUTS: Final = 2
+"""A connection waits for no answer for longer, however far away the other side is."""
+
+
+def connecting_s(round_trip_s: float, link_timeout_s: float) -> float:
+    """Return how long a connection may take at least, if its round trip takes so long."""
+    return min(_CONNECTING_TRIPS * round_trip_s, MOST_LINK_TIMEOUTS * link_timeout_s)
 
 
 def progress_by_peer(van: Van, connections: Mapping[Peer, Connection]) -> Iterator[tuple[Peer, TcpProgress]]:

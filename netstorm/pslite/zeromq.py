@@ -68,7 +68,7 @@ from netstorm.pslite.tcp_info import (
     shut_down,
     use_bbr,
 )
-from netstorm.pslite.van import Broken, Connection, Received, VanEvent, Widened
+from netstorm.pslite.van import MOST_LINK_TIMEOUTS, Broken, Connection, Received, VanEvent, Widened
 
 __all__ = ["SocketOption", "ZmqVan", "accepting", "both", "context_options", "opening"]
 
@@ -127,7 +127,7 @@ class ZmqVan:
         self._prefers_bbr: Final = prefers_bbr
         self._streams: Final = streams
         self._kernel_silence_s: Final = 3.0 * keepalive_s(link_timeout_s)
-        """The kernel asks after a third of that, if nothing else is sent: then an answer should have come."""
+        """The kernel asks after a third of that, if nothing else is sent, and again after two thirds."""
         overhead = 0 if credentials is None else MESSAGE_OVERHEAD
         largest = max(max_message_bytes, MAX_HEADER_BYTES) + overhead
         common = both(max_message_bytes=largest, link_timeout_s=link_timeout_s)
@@ -460,7 +460,7 @@ class ZmqVan:
             identity=identity or self._guard.fresh_identity(),
             host=host,
             port=port,
-            limit_s=self._link_timeout_s,
+            link_timeout_s=self._link_timeout_s,
             guard=self._guard,
             prefers_bbr=self._prefers_bbr,
         )
@@ -689,7 +689,7 @@ class ZmqLink:
         identity: bytes,
         host: str,
         port: int,
-        limit_s: float,
+        link_timeout_s: float,
         guard: Guard,
         prefers_bbr: bool,
     ) -> None:
@@ -725,7 +725,7 @@ class ZmqLink:
         self.up = False
         self.refused = False
         self._started = clock.monotonic()
-        self.deadline: Final = self._started + limit_s + _SLACK_S
+        self.deadline: Final = self._started + MOST_LINK_TIMEOUTS * link_timeout_s + _SLACK_S
         self._connected = False
 
     def connect(self, address: str) -> None:
@@ -1030,7 +1030,7 @@ class SocketOption:
 
 def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption, ...]:
     """Return the options of every socket that reaches another process."""
-    link_timeout_ms = max(1, round(link_timeout_s * 1000))
+    longest_s = MOST_LINK_TIMEOUTS * link_timeout_s
     probe_s = keepalive_s(link_timeout_s)
     return (
         SocketOption("LINGER", 0, "closing a connection must not wait for a peer that is gone"),
@@ -1056,10 +1056,15 @@ def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption
         SocketOption("TCP_KEEPALIVE_IDLE", probe_s, "s without traffic until it asks"),
         SocketOption("TCP_KEEPALIVE_INTVL", probe_s, "s between two questions"),
         SocketOption(
-            "TCP_KEEPALIVE_CNT", 2, "questions without an answer, after which the connection is broken"
+            "TCP_KEEPALIVE_CNT",
+            max(2, round(longest_s / probe_s) - 1),
+            "questions without an answer, which may wait in a queue, until the connection is broken; what is "
+            "to be known sooner is not left to this (`is_acknowledged`, `QueryTimer`)",
         ),
         SocketOption(
-            "HANDSHAKE_IVL", link_timeout_ms, "ms; a connection that sends nothing (a port scan) is closed"
+            "HANDSHAKE_IVL",
+            max(1, round(longest_s * 1000)),
+            "ms; as long as an attempt may take. What sends nothing (a port scan) is closed sooner (`Guard`)",
         ),
         SocketOption("SNDBUF", -1, "bytes; the kernel sizes TCP's buffers by the bandwidth-delay product"),
         SocketOption("RCVBUF", -1, "bytes; left to the kernel, as SNDBUF"),
@@ -1068,8 +1073,8 @@ def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption
 
 
 def keepalive_s(link_timeout_s: float) -> int:
-    """Return the time between two probes of an idle connection: after three of them it is broken, and almost
-    half of the link time-out is left for a new one. The kernel counts in whole seconds.
+    """Return the time between two probes of an idle connection, in whole seconds, as the kernel counts. After
+    three of them its peer counts as silent, and almost half of the link time-out is left for a new one.
     """
     return max(1, round(link_timeout_s / 5))
 
