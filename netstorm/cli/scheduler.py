@@ -103,7 +103,7 @@ def scheduler(
     The exit code is 0 if all jobs ended well, 1 if one failed, 2 if none could begin, and 130 or 143 if
     SIGINT or SIGTERM stopped one; its nodes are notified.
     """
-    from netstorm.cli.support import BEGUN, first_failure_line
+    from netstorm.cli.support import BEGUN, came_line, first_failure_line
     from netstorm.errors import UsageError
     from netstorm.scheduler.process.scheduler_process import Launcher, run_scheduler
     from netstorm.settings import Settings
@@ -139,6 +139,7 @@ def scheduler(
             print_line=_print_line,
             launcher=Launcher(
                 words=0,
+                on_came=lambda rank: _print_line(came_line(rank)),
                 on_begun=lambda: _print_line(BEGUN),
                 on_outcome=lambda outcome: _print_line(first_failure_line(outcome.rank, outcome.text)),
             )

@@ -26,11 +26,13 @@ __all__ = [
     "BEGUN",
     "PREFIX",
     "USAGE_ERROR",
+    "came_line",
     "check_job",
     "exit_on_usage_error",
     "first_failure",
     "first_failure_line",
     "has_dashboard",
+    "rank_that_came",
     "scratch_folder",
     "size_text",
     "split_address",
@@ -100,7 +102,8 @@ def size_text(nbytes: float) -> str:
     return f"{nbytes:.0f}B"
 
 
-# The lines by which the scheduler tells the launcher when the job begins, and which rank failed first.
+# The lines by which the scheduler tells the launcher which ranks have come, when the job begins, and which
+# rank failed first.
 #
 # The order in which processes end does not show the latter: a failed node tells the others, and some of them
 # end before its interpreter does. The lines are part of the scheduler's output, which reaches the launcher
@@ -109,7 +112,19 @@ def size_text(nbytes: float) -> str:
 BEGUN: Final = "netstorm-begun"
 """The line that all nodes have joined."""
 
+_CAME: Final = re.compile(rb"netstorm-came ([0-9]{1,9})")
 _LINE: Final = re.compile(rb"netstorm-verdict (-?[0-9]{1,9}) (.*)")
+
+
+def came_line(rank: int) -> str:
+    """Return the line that a rank has come to the scheduler, and hears from it how the job goes."""
+    return f"netstorm-came {rank}"
+
+
+def rank_that_came(line: bytes) -> int | None:
+    """Return which rank such a line names; None: it is another line."""
+    match = _CAME.fullmatch(line)
+    return None if match is None else int(match[1])
 
 
 def first_failure_line(rank: int, text: str) -> str:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -93,6 +94,7 @@ class SchedulerMachine:
         on_form: called with each policy to form; the result goes to `policy_formed`. None: none is formed.
         on_all_joined: called once all nodes have joined if the first policy is not known; it goes to
             `set_first_policy`.
+        on_came: called with the rank of each node that comes before that: it hears how the job goes.
         on_begun: called once all nodes have joined, when the job begins.
     """
 
@@ -137,6 +139,7 @@ class SchedulerMachine:
         self.on_over: Callable[[Outcome], None] | None = None
         self.on_form: Callable[[FormationRequest], None] | None = None
         self.on_all_joined: Callable[[], None] | None = None
+        self.on_came: Callable[[int], None] | None = None
         self.on_begun: Callable[[], None] | None = None
         self._outbox: Final = LoggedOutbox(write)
         self.take_instructions: Final[Callable[[], list[Instruction]]] = self._outbox.take
@@ -313,6 +316,8 @@ class SchedulerMachine:
         job, own = self.job, self.options.job
         address = format_address(join.host, join.port, join.site)
         asked = self._registry.job_of(peer)
+        if job is None and join.asked_rank >= 0 and self.on_came is not None:
+            self._outbox.add(Call(function=partial(self.on_came, join.asked_rank)))
         if asked != own:
             reason = (
                 f"the node at {address} is of job {asked!r}, the scheduler of job {own!r}: give both the "

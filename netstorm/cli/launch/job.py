@@ -49,7 +49,7 @@ from netstorm.cli.launch.supervisor import (
     ended_code,
     kill_descendants,
 )
-from netstorm.cli.support import BEGUN, first_failure
+from netstorm.cli.support import BEGUN, first_failure, rank_that_came
 from netstorm.errors import UsageError
 from netstorm.observe.private_files import open_private
 from netstorm.scheduler.launched_ranks import RankEnded, shortened
@@ -420,10 +420,12 @@ class _JobRun:
         """Print and log lines; those of the scheduler for this process go to `shutdown` instead."""
         logged = []
         for stream, line in lines:
-            first = None
+            first = came = None
             if child.member == SCHEDULER and stream is Stream.OUT:
-                first = first_failure(line)
-            if first is not None:
+                first, came = first_failure(line), rank_that_came(line)
+            if came is not None:
+                self._shutdown.came(Member(came))
+            elif first is not None:
                 rank, text = first
                 self._shutdown.first_failure_reported(Member(rank) if rank >= 0 else None, text)
             elif child.member == SCHEDULER and line == BEGUN.encode():

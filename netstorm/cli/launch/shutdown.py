@@ -2,8 +2,8 @@
 
 The first failure begins the shutdown. The other processes have some time to notice and end by themselves (a
 node raises `NodeLost` or `NodeFailed`); then they get SIGINT, SIGTERM and SIGKILL, one after the other.
-Before the job has begun that time is short, and the first signal is SIGTERM: no training is lost, and who has
-not joined may hear of nothing.
+Before the job has begun the first signal is SIGTERM, since no training is lost; and that time is short once
+all are gone that have come to the scheduler, since the rest may hear of nothing.
 
 Ctrl-C and SIGTERM begin at their own step of this ladder; a second one takes the next step at once. The
 scheduler outlives the nodes, because it tells them about each other's end.
@@ -96,8 +96,8 @@ _SSH_FAILED: Final = 255
 _KILL_S: Final = 7.0
 """A supervisor ends at most 5 s after SIGKILL, even if a process hangs in the kernel."""
 _NOT_BEGUN_S: Final = 2.0
-"""Time to end by themselves for processes of a job that fails before it has begun. Those that wait for the
-others hear of it at once; the rest may wait for the same in a library that hears nothing."""
+"""Time to end by themselves for processes of a job that fails before it has begun, if none is left that has
+come to the scheduler: the rest may wait for the same in a library that hears nothing."""
 _SCHEDULER_S: Final = 2.0
 """Time for the scheduler of a failed or stopped job to end after the last node: it has nothing left to do."""
 
@@ -163,6 +163,8 @@ class Shutdown:
         """When the next step is due."""
         self._time_s = failure_timeout_s
         """From the first failure to the first step."""
+        self._failed_at = 0.0
+        self._came: Final[set[Member]] = set()
         self._fewest: Final = fewest
         self._scheduler_restarts: Final = scheduler_restarts
         self._is_remote: Final = is_remote
@@ -249,8 +251,14 @@ class Shutdown:
     def started(self, member: Member, now: float = 0.0) -> None:
         """Record that a process runs."""
         self._alive.add(member)
+        self._came.discard(member)
         self._codes.pop(member, None)
         self._budget.started(member, now)
+
+    def came(self, member: Member) -> None:
+        """Record that a rank has come to the scheduler, and hears from it how the job goes."""
+        self._came.add(member)
+        self._set_time()
 
     def begun(self) -> None:
         """Record that all nodes have joined."""
@@ -284,6 +292,7 @@ class Shutdown:
             self._waiting.clear()  # the job is over: whoever is started now would wait for another one
         if self._all_nodes_ended():
             self._waiting.pop(SCHEDULER, None)  # it would have nothing left to do
+        self._set_time()
         self._set_schedulers_deadline(now)
         return actions
 
@@ -360,10 +369,19 @@ class Shutdown:
         if not others:
             self._due = now + self._schedulers_time()
             return []  # the summary says it
-        self._time_s = self._failure_timeout_s if self._has_begun else _NOT_BEGUN_S
-        self._due = now + self._time_s
+        self._failed_at = now
+        self._set_time()
         have, selves = ("has", "itself") if len(others) == 1 else ("have", "themselves")
         return [Report(f"{text}; {in_words(others)} {have} {self._time_s:g} s to end by {selves}")]
+
+    def _set_time(self) -> None:
+        """Set how long the others have to end by themselves, while they have: whoever hears of the failure
+        ends, however busy the machine is.
+        """
+        if self._stage is Stage.FAILED and self._alive - {SCHEDULER}:
+            hear = self._has_begun or self._came & self._alive
+            self._time_s = self._failure_timeout_s if hear else _NOT_BEGUN_S
+            self._due = self._failed_at + self._time_s
 
     def _failure(self, member: Member, code: int, last_line: str) -> str:
         """Return as text how a process has failed, and what it has said last."""

@@ -161,6 +161,8 @@ class Launcher:
 
     words: int
     """Descriptor from which its lines are read: which ranks have ended."""
+    on_came: Callable[[int], None]
+    """Called with each rank that comes before that."""
     on_begun: Callable[[], None]
     """Called when all nodes have joined."""
     on_outcome: Callable[[Outcome], None]
@@ -172,7 +174,7 @@ def _listen_to(launcher: Launcher, driver: Driver[HostedMachine]) -> Callable[[]
     machine, words = driver.machine, launcher.words
     if not isinstance(machine, SchedulerMachine):  # it started no rank of another scheduler's jobs
         return lambda: None
-    machine.on_begun = launcher.on_begun
+    machine.on_came, machine.on_begun = launcher.on_came, launcher.on_begun
     received = b""
 
     def read() -> None:

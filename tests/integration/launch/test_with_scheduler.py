@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import textwrap
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -122,6 +123,13 @@ def test_a_rank_that_hears_nothing_is_ended_soon_if_the_job_cannot_begin_and_say
         "[0] netstorm: ended by the launcher (SIGTERM), since rank 1 on 127.0.0.1 failed with exit code 1: "
         "ModuleNotFoundError: No module named 'nothere'"
     ) in end.err
+
+
+def test_a_rank_that_hears_has_the_time_to_say_so_however_slow_it_is(job):
+    slow = f"try:\n{textwrap.indent(JOIN, '    ')}\nexcept Exception:\n    time.sleep(4)\n    raise\n"
+    assert_told(
+        job.run(DIES_FIRST.format(others=1, dies="import nothere") + slow, "-n", "2", "--log-dir", "logs")
+    )
 
 
 def test_a_job_that_no_process_joins_ends_with_a_code_of_its_own_and_says_what_to_write(job):

@@ -7,7 +7,15 @@ import tempfile
 
 import pytest
 
-from netstorm.cli.support import BEGUN, PREFIX, first_failure, first_failure_line, scratch_folder
+from netstorm.cli.support import (
+    BEGUN,
+    PREFIX,
+    came_line,
+    first_failure,
+    first_failure_line,
+    rank_that_came,
+    scratch_folder,
+)
 
 # -------------------------------------------------------------------------------------------- launcher lines
 
@@ -16,6 +24,7 @@ from netstorm.cli.support import BEGUN, PREFIX, first_failure, first_failure_lin
 def test_the_launcher_reads_what_the_scheduler_writes(rank):
     text = "job 'default' has failed: rank 2 (10.0.0.7:4242) failed: ValueError: ü"
     assert first_failure(first_failure_line(rank, text).encode()) == (rank, text)
+    assert rank_that_came(came_line(abs(rank)).encode()) == abs(rank)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +32,7 @@ def test_the_launcher_reads_what_the_scheduler_writes(rank):
 )
 def test_other_output_is_no_such_line(line):
     assert first_failure(line.encode()) is None
+    assert rank_that_came(line.encode()) is None
 
 
 # --------------------------------------------------------------------------------------------------- scratch

@@ -343,6 +343,22 @@ def test_before_the_job_has_begun_the_others_have_a_short_time_and_each_is_told_
     assert "rank 1 on paris failed with exit code 1: ImportError: x" in why.text
 
 
+def test_who_has_come_to_the_scheduler_hears_of_a_failure_and_has_the_usual_time():
+    """However busy the machine is: its error says more than the launcher's."""
+    shutdown = started(4, tells_begin=True)
+    shutdown.came(Member(0))
+    shutdown.came(Member(1))
+    shutdown.exited(Member(1), 1, 0.0)
+    assert shutdown.deadline == FAILURE_TIMEOUT_S
+    shutdown.came(Member(2))
+    shutdown.exited(Member(0), 1, 0.3)
+    assert shutdown.deadline == FAILURE_TIMEOUT_S
+    shutdown.exited(Member(2), 1, 0.4)
+    assert shutdown.deadline == 2.0
+    shutdown.came(Member(3))
+    assert shutdown.deadline == FAILURE_TIMEOUT_S
+
+
 def test_once_the_job_has_begun_the_others_have_the_usual_time():
     shutdown = started(tells_begin=True)
     shutdown.begun()
