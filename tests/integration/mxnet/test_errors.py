@@ -43,6 +43,28 @@ def test_a_converted_error_has_one_traceback_and_its_own_cause() -> None:
     assert "raise error" in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("netstrom", "netstorm"),
+        ("dist_sync_netstrom", "dist_sync_netstorm"),
+        ("Dist_Async-netstorm", "dist_async_netstorm"),
+    ],
+)
+def test_a_misspelt_type_is_refused_wherever_mxnet_makes_a_store(name: str, meant: str) -> None:
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=name)
+    for make in (lambda: mx.kv.create(name), trainer._init_kvstore):
+        with pytest.raises(UsageError, match=f"no KVStore of type '{name}': expected '{meant}'"):
+            make()
+
+
+@pytest.mark.parametrize("name", ["local", "device", "LOCAL_allreduce_cpu"])
+def test_stores_of_mxnets_own_are_made_as_ever(name: str) -> None:
+    assert mx.kv.create(name).type == name.lower()
+
+
 def test_what_is_mxnets_already_or_not_netstorms_passes_as_it_is() -> None:
     with pytest.raises(NodeLost) as first:
         fails(NodeLost("rank 2"))
