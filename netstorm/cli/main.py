@@ -8,6 +8,8 @@ of `MODULES`, where that says. The function's parameters are its options, as typ
 from __future__ import annotations
 
 import functools
+import io
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType, ModuleType
@@ -118,3 +120,7 @@ def main(
     ] = False,
 ) -> None:
     """Take the options that come before the subcommand."""
+    del version  # its callback has printed it
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 shows "?" for what it lacks
+            stream.reconfigure(errors="replace")

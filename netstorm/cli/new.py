@@ -56,13 +56,19 @@ def new(
     with exit_on_usage_error():
         chosen = framework or next(each for each in Framework if find_spec(each.value))
         template = resources.files("netstorm.cli") / "templates" / f"{chosen.value}.txt"
+        text, is_new = template.read_text(encoding="utf-8"), not script.exists()
         try:
             with script.open("w" if force else "x", encoding="utf-8") as file:
-                file.write(template.read_text(encoding="utf-8"))
+                file.write(text)
         except FileExistsError:
             raise UsageError(f"{script} is there already: give another name, or --force") from None
         except OSError as error:
-            raise UsageError(f"{script}: {error.strerror}: expected the name of a new file") from None
+            if is_new:  # the disk is full
+                script.unlink(missing_ok=True)
+            raise UsageError(
+                f"{script} cannot be written ({error.strerror}): expected the name of a new file, in a "
+                "folder that is there"
+            ) from None
     typer.echo(f"{script}: trains a small network on scikit-learn's digits, with {_NAMES[chosen]}")
     needed = [module for module in (chosen.value, "sklearn") if find_spec(module) is None]
     if missing := [_INSTALL[module] for module in needed]:

@@ -280,9 +280,13 @@ def write_secret_file(path: Path, kind: str, fields: Mapping[str, str]) -> None:
         ) from None
     except OSError as error:
         raise SettingsError(f"{path}: cannot write the key: {error.strerror}") from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        os.fchmod(descriptor, 0o600)  # whatever the umask says
-        file.write(text)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            os.fchmod(descriptor, 0o600)  # whatever the umask says
+            file.write(text)
+    except OSError as error:  # the disk is full
+        path.unlink()
+        raise SettingsError(f"{path}: cannot write the key: {error.strerror}") from None
 
 
 def secret_text(kind: str, fields: Mapping[str, str]) -> str:

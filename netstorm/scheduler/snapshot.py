@@ -134,8 +134,8 @@ NOBODY_JOINED: Final = 78
 
 _NOBODY_JOINED: Final = (
     "no process has joined the job: the script makes no NetStorm group or store. Write "
-    'init_process_group("netstorm") (PyTorch) or mx.kv.create("netstorm") (MXNet), or start it unedited with '
-    "python -m netstorm.run"
+    'init_process_group("netstorm") (PyTorch), mx.kv.create("netstorm") (MXNet) or netstorm.Group() (NumPy), '
+    "or start it unedited with python -m netstorm.run"
 )
 
 

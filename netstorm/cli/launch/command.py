@@ -583,7 +583,8 @@ class LaunchArguments:
             variables["NETSTORM_TOPOLOGY"] = self.topology
         if self.network is not None:
             if not self._is_remote and not self.network.is_file():
-                raise UsageError(f"--network {self.network}: no such file")
+                found = "that is no file" if self.network.exists() else "no such file"
+                raise UsageError(f"--network {self.network}: {found}")
             variables["NETSTORM_NETWORK"] = str(self.network.absolute())
         return variables
 

@@ -608,7 +608,8 @@ class Child:
         try:
             self._log.write(b"".join(line + b"\n" for line in lines))
         except OSError as error:  # a full disk is no reason to end a training
-            self._console.report(f"cannot write the log of {self.label}: {error.strerror}; it ends here")
+            text = f"cannot write the log of {in_words([self.member])}: {error.strerror}; it ends here"
+            self._console.report(text)
             self._log.close()
             self._log = None
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,15 @@ def test_every_setting_is_printed_within_80_columns():
         assert sum(line.startswith(f"{declaration.variable} ") for line in lines) == 1
     (site,) = [line.split() for line in lines if line.startswith("NETSTORM_SITE ")]
     assert site == ["NETSTORM_SITE", "seattle", "environment", "(empty)"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_is_not_utf_8_gets_what_it_can_show(encoding):
+    command = [sys.executable, "-m", "netstorm", "plan", str(ROOT / "examples/networks/four_sites.yaml")]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"3?2" in done.stdout
 
 
 def test_json_has_everything_that_the_table_has():

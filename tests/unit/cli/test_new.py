@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,19 @@ def test_a_place_where_no_file_can_be_is_named(tmp_path):
     for path in (tmp_path, tmp_path / "none" / "train.py"):
         refused = run(str(path), "--force")
         assert refused.exit_code == 2
-        assert refused.stderr.startswith(f"netstorm: {path}: ")
+        assert refused.stderr.startswith(f"netstorm: {path} cannot be written (")
+
+
+@pytest.mark.parametrize("words", [["new"], ["keys", "new"]])
+def test_a_full_disk_is_named_and_leaves_no_part_of_a_file(words, tmp_path):
+    """RLIMIT_FSIZE stands for the disk: the write fails once the file has been made."""
+    limited = 'ulimit -f 0; trap \'\' XFSZ; exec "$0" -m netstorm "$@"'
+    command = ["sh", "-c", limited, sys.executable, *words, "file"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("netstorm: file")
+    assert "File too large" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_first_framework_that_is_installed_is_taken_and_what_is_missing_is_named(tmp_path, monkeypatch):
