@@ -350,7 +350,7 @@ class LaunchArguments:
             try:
                 self.log_folder.mkdir(0o700, parents=True, exist_ok=True)  # for this user alone
             except OSError as error:
-                raise UsageError(f"--log-dir {self.log_folder}: cannot be made: {error}") from None
+                raise UsageError(f"--log-dir {self.log_folder}: cannot be made: {error.strerror}") from None
         console = Console(prefixes=self.prefixes, environment=environment)
         dashboard = None
         if self._has_dashboard():

@@ -235,7 +235,9 @@ def read_hostfile(path: Path) -> tuple[Placement, ...]:
     """
     try:
         text = path.read_text()
-    except (OSError, UnicodeError) as error:
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read the host file: {error.strerror}") from None
+    except UnicodeError as error:
         raise UsageError(f"{path}: cannot read the host file: {error}") from None
     return place(text, str(path))
 
