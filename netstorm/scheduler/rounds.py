@@ -598,9 +598,9 @@ class KeyRegistry:
     def _slot(self, spec: KeySpec, offset: int, size: int) -> int:
         """Return the slot of the first chunk.
 
-        Factors are under way alone, so they are shared among the trees by their own bytes. Keys within the
-        first chunk of the job's bytes have a slot each: those of a small model are all of it, and one tree
-        would have them all, and one owner.
+        Factors are under way alone, so they are shared among the trees by their own bytes. Keys within one
+        chunk of the job's bytes share a slot, and so a tree; owners of asynchronous blocks go by the number
+        of the key (ADR 4).
         """
         if self._by_name:
             return zlib.crc32(f"{spec.namespace} {spec.name}".encode()) % _NAMED_SLOTS
