@@ -6,10 +6,12 @@ import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from netstorm.observe.log import Counters, Drops
+from netstorm.pslite import guard
 from netstorm.pslite.guard import (
     LETTER,
     AcceptedConnections,
@@ -73,6 +75,21 @@ def test_a_silent_connection_is_shut_down_after_a_while() -> None:
         assert is_shut(client)
         assert here.counters.get("refused_silent") == 1
         assert not here.table
+
+
+@pytest.mark.parametrize(("round_trip_s", "limit_s"), [(0.1, 10.0), (2.0, 16.0), (5.0, 20.0)])
+def test_a_connection_from_far_away_has_eight_round_trips_and_twice_the_limit_at_most(
+    monkeypatch: pytest.MonkeyPatch, round_trip_s: float, limit_s: float
+) -> None:
+    monkeypatch.setattr(guard, "progress_of", lambda _: SimpleNamespace(smoothed_rtt_s=round_trip_s))
+    with accepting() as here:
+        client, _ = here.connect(100.0)
+        now = 100.0
+        while not is_shut(client):
+            now += 0.5
+            here.table.check(now)
+            assert now < 130.0
+        assert now == pytest.approx(100.0 + limit_s, abs=0.5)
 
 
 def test_a_connection_over_which_a_message_has_come_waits_for_a_decision() -> None:
