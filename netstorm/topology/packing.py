@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
@@ -32,9 +33,9 @@ import numpy.typing as npt
 from scipy.optimize import linprog
 
 from netstorm.errors import NetStormError, Unreachable
-from netstorm.topology.network import Network, Rank
+from netstorm.topology.network import RATE, Network, Rank
 from netstorm.topology.policy import Forest, Options
-from netstorm.topology.prediction import predict
+from netstorm.topology.prediction import predict, prediction_work
 from netstorm.topology.resources import Floats, Resources, with_look_ahead
 from netstorm.topology.tree import CHUNK_BYTES, Tree
 from netstorm.units import format_duration
@@ -642,10 +643,8 @@ _SHARPNESS: Final = 10.0
 """How steeply a resource's price rises as it fills; more at each sweep."""
 _DELAY_COUNTS: Final = 2.0
 """Cost of a second of mean delay: the pipeline fills and drains through the slower trees."""
-_OTHER_DELAY_COUNTS: Final = 3.0
-"""The same for a second packing, which is predicted too: as good on average, much better on some networks.
-A third one, with 1.5, would gain 0.2 %, and take more than a tenth of a second for 9 nodes.
-"""
+_OTHER_DELAY_COUNTS: Final = 1.0
+"""The same for a second packing, which is predicted too: as good on average, much better on some networks."""
 _WORTH: Final = 4e-3
 """A round that gains less than this fraction is the last."""
 
@@ -667,11 +666,10 @@ def packing(network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYT
 def packings(
     network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYTES, several: bool = True
 ) -> tuple[Forest, ...]:
-    """Return the packing of `packing` and, if `several`, another one in which delay counts more.
+    """Return the packing of `packing` and, if `several`, another one in which delay counts less.
 
     With few chunks the other takes up to a tenth more or less time; which of them is faster shows only in a
-    simulation. There is only one packing if the two directions are packed apart, which takes long, or if
-    there are so many nodes that all trees get the same share.
+    simulation. There is only one packing if there are so many nodes that all trees get the same share.
     """
     parts = network.separated()
     if parts is not None:
@@ -696,7 +694,7 @@ def packings(
         if gained < _WORTH:
             break
     found = [solution]
-    if several and pricing.symmetric:
+    if several:
         found.append(columns.solve(_OTHER_DELAY_COUNTS))
     return tuple(map(columns.forest, found))
 
@@ -766,13 +764,22 @@ def _grown(pricing: ResourcePrices, prices: Floats, root: int, delay_price: floa
     return root, parents, parents
 
 
-# Chooses the faster of two packings by prediction: with few chunks, either may be faster.
+# Chooses the fastest of several packings by prediction: with few chunks, any of them may be the fastest.
 
 _PREDICTED_CHUNKS: Final = 256
 """With more chunks, chunks that wait for each other matter less, and predictions take longer."""
 
 _PREDICTED_NODES: Final = 12
 """With more nodes, predictions take longer than they are worth."""
+
+_PREDICTIONS: Final = 8
+"""Most of them (docs/measurements/topologies.md, "The best of several packings")."""
+
+_PREDICTED_WORK: Final = 30_000
+"""Most work of all predictions together, in transmissions (`prediction_work`): .2 s."""
+
+_VARIATION: Final = 0.02
+"""Of rates, as a fraction: enough for other trees, and too little for worse ones."""
 
 
 class PredictedPacking(NamedTuple):
@@ -786,24 +793,17 @@ class PredictedPacking(NamedTuple):
 def best_packing(network: Network, options: Options) -> PredictedPacking:
     """Return the packing for `options.tensors`, with its look-ahead if rates are known.
 
-    With few chunks in a tensor, the order of the chunks makes a difference of a tenth of the time: similar
-    packings are then predicted, 10 ms each, and the fastest is returned. If connections share resources, a
-    prediction takes ten times as long, and only one packing is formed.
+    With few chunks in a tensor, the order of the chunks makes a difference of a tenth of the time. So
+    packings are also formed for networks that are nearly the same. All are predicted, a hundredth of a second
+    each, and the fastest is returned.
 
     Raises:
         Unreachable: some rank has no path to another.
     """
-    several = (
-        options.known
-        and 2 < network.size <= _PREDICTED_NODES
-        and options.tensor_bytes <= _PREDICTED_CHUNKS * options.chunk_bytes
-        and Resources.of(network).only_links
-    )
-    forests = packings(
-        network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes, several=several
-    )
+    most = _predictions(network, options)
+    forests = list(_similar(network, options, most))
     if options.known:
-        forests = tuple(with_look_ahead(network, forest, options.chunk_bytes) for forest in forests)
+        forests = [with_look_ahead(network, forest, options.chunk_bytes) for forest in forests]
     if len(forests) == 1:
         return PredictedPacking(forests[0], None)
     seconds = [
@@ -812,3 +812,48 @@ def best_packing(network: Network, options: Options) -> PredictedPacking:
     ]
     best = min(range(len(forests)), key=seconds.__getitem__)
     return PredictedPacking(forests[best], seconds[best])
+
+
+def _predictions(network: Network, options: Options) -> int:
+    """Return how many packings may be predicted; 1: there is no choice."""
+    few = (
+        options.known
+        and 2 < network.size <= _PREDICTED_NODES
+        and options.tensor_bytes <= _PREDICTED_CHUNKS * options.chunk_bytes
+    )
+    if not few:
+        return 1
+    chunks = sum(-(-size // options.chunk_bytes) for size in options.tensors)
+    return max(1, min(_PREDICTIONS, int(_PREDICTED_WORK / prediction_work(network, chunks))))
+
+
+def _similar(network: Network, options: Options, most: int) -> Iterator[Forest]:
+    """Yield different packings for a network, and for some whose rates differ a little."""
+    draw = random.Random(f"similar {options.seed}")
+    formed: set[tuple[tuple[Tree, ...], tuple[float, ...]]] = set()
+    for number in range(-(-most // 2)):
+        for forest in packings(
+            _varied(network, draw) if number else network,
+            tensor_bytes=options.tensor_bytes,
+            chunk_bytes=options.chunk_bytes,
+            several=most > 1,
+        ):
+            if (forest.trees, forest.shares) not in formed:
+                formed.add((forest.trees, forest.shares))
+                yield forest
+
+
+def _varied(network: Network, draw: random.Random) -> Network:
+    def varied(rate: float) -> float:
+        return min(max(rate * math.exp(draw.gauss(0.0, _VARIATION)), RATE.least), RATE.most)
+
+    def cap(rate: float | None) -> float | None:
+        return None if rate is None else varied(rate)
+
+    return replace(
+        network,
+        nodes=tuple(
+            replace(node, egress=cap(node.egress), ingress=cap(node.ingress)) for node in network.nodes
+        ),
+        links=tuple(replace(link, rate=varied(link.rate)) for link in network.links),
+    )

@@ -25,7 +25,7 @@ from netstorm.topology.policy import Policy
 from netstorm.topology.resources import Resources
 from netstorm.topology.tree import Tree
 
-__all__ = ["MaxMin", "Prediction", "chunks_of", "predict"]
+__all__ = ["MaxMin", "Prediction", "chunks_of", "predict", "prediction_work"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,15 @@ def predict(
     events = Events(network, policy.trees, chunks, look_ahead=look_ahead, look_ahead_s=look_ahead_s)
     events.run()
     return Prediction(seconds=events.now, bits=events.bits)
+
+
+def prediction_work(network: Network, chunks: int) -> float:
+    """Return about how much work a prediction of so many chunks is: transmissions, as many times as one takes
+    longer that shares something. It moves the rates of up to all connections at its ends, or under its route.
+    """
+    resources = Resources.of(network)
+    shares = resources.matrix.nnz > len(resources.pairs)
+    return 2 * chunks * max(1, network.size - 1) * (1 + network.size / 4 if shares else 1)
 
 
 def chunks_of(policy: Policy, tensors: Sequence[int], chunk_bytes: int, header_bytes: int = 0) -> list[Chunk]:

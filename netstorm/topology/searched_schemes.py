@@ -19,7 +19,7 @@ from netstorm.errors import Unreachable, UsageError
 from netstorm.topology.network import Network, Rank, shown_ranks
 from netstorm.topology.packing import best_packing, grow
 from netstorm.topology.policy import Forest, Options, Policy
-from netstorm.topology.prediction import predict
+from netstorm.topology.prediction import predict, prediction_work
 from netstorm.topology.resources import Floats, Resources, fluid_time, pair_loads, with_look_ahead
 from netstorm.topology.schemes import fapt, fapt_at, missing_hops, mst, ring_trees, star
 from netstorm.topology.tree import CHUNK_BYTES, Tree, transfer_delays, tree_delay
@@ -149,12 +149,10 @@ def expected_policy(network: Network, policy: Policy, options: Options) -> float
 
 def _affordable(network: Network) -> int:
     """Return how many chunks a prediction can follow in some tenths of a second, at most `_MOST_CHUNKS`."""
-    resources = Resources.of(network)
-    shared = resources.matrix.nnz > len(resources.pairs)
-    # One that shares moves the rates of up to all connections at its two ends, or under its route.
-    each = 1 + network.size / 4 if shared else 1
-    most = max(_FEWEST_CHUNKS, int(_MOST_CHUNKS / each))
-    return min(most, int(_WORK / each / max(1, 2 * (network.size - 1))))
+    each = prediction_work(network, 1)
+    alone = 2 * max(1, network.size - 1)
+    most = max(_FEWEST_CHUNKS, int(_MOST_CHUNKS * alone / each))
+    return min(most, int(_WORK / each))
 
 
 # Ring all-reduce in the order that suits the links: PCCL's shape.
