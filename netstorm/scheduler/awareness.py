@@ -649,6 +649,13 @@ _HOP: Final = 3.0
 others, and none of them is on the path of another. This also keeps all nodes joined.
 """
 
+_NARROW: Final = 8.0
+_NARROWEST: Final = 0.1
+"""Once routes are believed, the tolerance is so many times what half of them keep, and at least this part of
+what it was: a line that is as long as two others by chance is seldom as exactly so as routes are
+(docs/measurements/awareness.md, "Pairs whose ways lead past other nodes").
+"""
+
 _DECOYS: Final = (-8.0, -5.0, 5.0, 8.0)
 """Tolerances that are added to a sum to count pairs that fit by chance."""
 
@@ -738,7 +745,7 @@ def _routed(latencies: _Matrix, before: Flags) -> Generator[None, None, Flags]:
     latency = np.where(latencies > 0.0, latencies, np.inf)
     allowed = _PART * latency + _LEAST_S
     times = np.where(before, _STAYS, 1.0)
-    found = np.zeros((size, size), bool)
+    off = np.full((size, size), np.inf)
     decoys = np.zeros((len(_DECOYS), size, size), bool)
     with np.errstate(invalid="ignore"):  # of pairs that are not known
         least, per_slice = _HOP * allowed, max(1, _MIDDLES * SLICE // size**2)
@@ -746,16 +753,18 @@ def _routed(latencies: _Matrix, before: Flags) -> Generator[None, None, Flags]:
             there, on = latency[:, middle, None], latency[None, middle, :]
             hops = np.minimum(there, on) >= least
             longer = (there + on - latency) / allowed
-            found |= hops & (abs(longer) <= times)
+            np.fmin(off, np.where(hops, abs(longer), np.inf), out=off)
             for place, decoy in enumerate(_DECOYS):
                 decoys[place] |= hops & (abs(longer - decoy) <= 1.0)
             if middle % per_slice == 0:
                 yield
+    found = off <= times
     chance = float(decoys.sum()) / len(_DECOYS)
     far = int((latency >= 2 * least)[np.isfinite(latency)].sum())
     enough = max(_LEAST_PAIRS, _LEAST_SHARE * far, _OVER_CHANCE * chance)
     if found.sum() < (enough / _STAYS if before.any() else enough):
         return np.zeros((size, size), bool)
+    found = off <= times * min(1.0, max(_NARROWEST, _NARROW * float(np.median(off[found]))))
     longer_ways = yield from _longer_than_three(np.where(found, np.inf, latency))
     return found | longer_ways
 

@@ -949,6 +949,16 @@ def test_a_line_that_takes_as_long_as_three_others_is_none_only_where_there_are_
     assert not routed_pairs(mesh, 9)
 
 
+def test_a_line_that_takes_nearly_as_long_as_two_others_is_none_only_if_routes_are_no_more_exact():
+    took = latencies(chain(8), noise=0.0, least=0.0)
+    took[0, 2] = took[2, 0] = 0.0205  # by way of 1 it is .02
+    assert (0, 2) not in routed_pairs(took, 8)
+    assert (0, 2) not in routed_pairs(took, 8, frozenset({(0, 2), (2, 0)}))
+    rough = latencies(chain(8), seed=1, noise=0.01, least=0.0005)
+    rough[0, 2] = rough[2, 0] = rough[0, 1] + rough[1, 2] + 0.0005
+    assert (0, 2) in routed_pairs(rough, 8)
+
+
 def test_too_few_latencies_and_those_of_zero_say_nothing():
     some = dict(list(latencies(generate("internet2", 9, 1)).items())[:50])
     assert routed_pairs(some, 9) == frozenset()
