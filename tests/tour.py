@@ -60,7 +60,12 @@ class Calls:
 
 def check_order(followed: Sequence[Place], made: Iterable[Place]) -> None:
     """Check that the places were called in this order; other calls may come between."""
-    rest, last = iter(made), "the beginning"
-    for place in followed:
-        assert place in rest, f"{place} was not called after {last}"
-        last = str(place)
+    place = missing(followed, made)
+    before = followed[followed.index(place) - 1] if place in followed[1:] else "the beginning"
+    assert place is None, f"{place} was not called after {before}"
+
+
+def missing(followed: Sequence[Place], made: Iterable[Place]) -> Place | None:
+    """Return the first place that was not called after those before it; None: all were, in this order."""
+    rest = iter(made)
+    return next((place for place in followed if place not in rest), None)

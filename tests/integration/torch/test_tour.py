@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tests.integration.torch.begin import begin
 from tests.integration.torch.ranks import on_ranks
-from tests.tour import Calls, check_order, places
+from tests.tour import Calls, check_order, missing, places
 
 
 @on_ranks(2)
@@ -35,15 +35,15 @@ def test_a_gradient_and_a_rate_go_the_way_of_the_tour() -> None:
     sys.setprofile(record)
     dist.all_reduce(torch.ones(1000))
     first = list(followed[0].made)
+    of_rate = list(takewhile(lambda place: place.name != "progress_of", places("rate")))
     asked = torch.zeros(1)
     while asked.item() < size:  # all ranks make the same calls
-        asked.fill_(any(place.name == "progress_of" for place in followed[1].made))
+        # sessions ask for progress, too, and other connections, maybe before all else
+        asked.fill_(rank != 1 or missing(places("rate")[: len(of_rate) + 1], followed[1].made) is None)
         dist.all_reduce(asked)
     sys.setprofile(None)
     if rank == 1:
         check_order([place for place in places("gradient") if place.process == "rank 1"], first)
-        of_rate = list(takewhile(lambda place: place.name != "progress_of", places("rate")))
-        check_order(places("rate")[: len(of_rate) + 1], followed[1].made)
 
 
 def process_of(_: FrameType) -> str:
