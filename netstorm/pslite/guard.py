@@ -485,19 +485,19 @@ class AcceptedConnections:
             for entry in self._entries.values():
                 entry.since = max(entry.since, now - self._limit_s / 2)
         for entry in [entry for entry in self._entries.values() if entry.stage is not _Stage.HEARD]:
-            if now - entry.since > self._limit_s:
-                waited = f"{now - entry.since:.1f} s"
-                if entry.stage is _Stage.LEFT:
-                    self._refuse(entry, "left", f"it has had no session for {waited}", now)
-                elif now - entry.since > self._far_s(entry):
-                    self._refuse(entry, "silent", f"no message came for {waited}", now)
-            elif entry.stage is not _Stage.LEFT:
-                received = bytes_received(entry.descriptor)
-                if received > _MOST_BYTES and entry.since < before:
-                    detail = f"it has sent more than {_MOST_BYTES} bytes before a message was complete"
-                    self._refuse(entry, "large", detail, now)
-                elif received >= _GREETING_BYTES and entry.stage is _Stage.SILENT:
-                    self._move(entry, _Stage.GREETED)
+            waited_s = now - entry.since
+            if entry.stage is _Stage.LEFT:
+                if waited_s > self._limit_s:
+                    self._refuse(entry, "left", f"it has had no session for {waited_s:.1f} s", now)
+                continue
+            received = bytes_received(entry.descriptor)
+            if waited_s > self._limit_s and waited_s > self._far_s(entry):
+                self._refuse(entry, "silent", f"no message came for {waited_s:.1f} s", now)
+            elif received > _MOST_BYTES and entry.since < before:
+                detail = f"it has sent more than {_MOST_BYTES} bytes before a message was complete"
+                self._refuse(entry, "large", detail, now)
+            elif received >= _GREETING_BYTES and entry.stage is _Stage.SILENT:
+                self._move(entry, _Stage.GREETED)
         for group in list(self._groups.values()):
             self._bound_announced(
                 list(group.get(_Stage.GREETED, {}).values()), self._most_announcing // 2, now

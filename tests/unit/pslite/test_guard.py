@@ -92,6 +92,22 @@ def test_a_connection_from_far_away_has_eight_round_trips_and_twice_the_limit_at
         assert now == pytest.approx(100.0 + limit_s, abs=0.5)
 
 
+def test_a_connection_from_far_away_that_sends_too_much_is_shut_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "progress_of", lambda _: SimpleNamespace(smoothed_rtt_s=5.0))
+    received = 0
+    monkeypatch.setattr(guard, "bytes_received", lambda _: received)
+    with accepting() as here:
+        client, _ = here.connect(100.0)
+        for second in range(101, 115):  # for longer than one that is near may take
+            here.table.check(float(second))
+        assert not is_shut(client)
+        received = 10**9
+        here.table.check(115.0)
+        assert is_shut(client)
+
+
 def test_a_connection_over_which_a_message_has_come_waits_for_a_decision() -> None:
     with accepting() as here:
         client, descriptor = here.connect(100.0)
