@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
 
 from netstorm.cli.support import exit_on_usage_error
+from netstorm.errors import UsageError
 from netstorm.settings import Settings
 from netstorm.settings.values import SettingRow, describe, notes
 
@@ -19,6 +21,10 @@ _UNITS_IN_VALUES: Final = ("", "s", "bytes", "ratio")
 
 
 def env(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Only variables whose name has one of these in it."),
+    ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     as_markdown: Annotated[
@@ -38,10 +44,11 @@ def env(
         return
     with exit_on_usage_error():
         settings = Settings.from_environment()
+        rows = _named(describe(settings), names or [])
     if as_json:
-        typer.echo(_json(settings))
+        typer.echo(_json(rows, settings))
     else:
-        _print_table(describe(settings))
+        _print_table(rows)
         for note in notes(settings):
             typer.echo(f"note: {note}", err=True)
 
@@ -69,9 +76,21 @@ def markdown_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _json(settings: Settings) -> str:
-    rows = [dataclasses.asdict(row) for row in describe(settings)]
-    return json.dumps({"settings": rows, "notes": notes(settings)}, indent=2)
+def _named(rows: list[SettingRow], names: Sequence[str]) -> list[SettingRow]:
+    """Return the rows whose variable has one of `names` in it, or all if there are none.
+
+    Raises:
+        UsageError: no variable has such a name.
+    """
+    for name in names:
+        if not any(name.upper() in row.variable for row in rows):
+            raise UsageError(f"{name}: no setting has that in its name; `netstorm env` lists all")
+    return [row for row in rows if not names or any(name.upper() in row.variable for name in names)]
+
+
+def _json(rows: list[SettingRow], settings: Settings) -> str:
+    shown = [dataclasses.asdict(row) for row in rows]
+    return json.dumps({"settings": shown, "notes": notes(settings)}, indent=2)
 
 
 def _print_table(rows: list[SettingRow]) -> None:

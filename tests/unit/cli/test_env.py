@@ -38,6 +38,19 @@ def test_every_setting_is_printed_within_80_columns():
     assert site == ["NETSTORM_SITE", "seattle", "environment", "(empty)"]
 
 
+def test_settings_are_found_by_a_part_of_their_name():
+    rows = json.loads(run("env", "--json", "chunk", "NETSTORM_SITE").stdout)["settings"]
+    found = {row["variable"] for row in rows}
+    assert {"CHUNK_SIZE", "PROBE_CHUNK_SIZE", "NETSTORM_SITE"} <= found
+    assert all("CHUNK" in name or "SITE" in name for name in found)
+
+
+def test_a_name_that_no_setting_has_is_refused():
+    result = run("env", "chunk", "chnk")
+    assert result.exit_code == 2
+    assert "chnk: no setting has that in its name" in result.output
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_that_is_not_utf_8_gets_what_it_can_show(encoding):
     command = [sys.executable, "-m", "netstorm", "plan", str(ROOT / "examples/networks/four_sites.yaml")]
