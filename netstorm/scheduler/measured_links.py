@@ -277,9 +277,17 @@ class Readings(msgspec.Struct, gc=False, eq=False):
         """Return the standard error of `value`, as a fraction of it."""
         return error_after(self._own_error(), self.age(now))
 
-    def row(self) -> tuple[float, float, float, float, float]:
+    @property
+    def highest(self) -> float:
+        """The highest reading since the last change, also if it was uncertain, and weighs little in the
+        estimate, or may be an outlier.
+        """
+        return max((*self._values, self._suspect))
+
+    def row(self) -> tuple[float, float, float, float, float, float]:
         """Return what `LinkTable` has of them."""
-        return self.value, self._own_error() if self._errors else 0.0, self._at, self.changed_at, self.was
+        error = self._own_error() if self._errors else 0.0
+        return self.value, error, self._at, self.changed_at, self.was, self.highest
 
     def age(self, now: float) -> float:
         """Return the seconds since the last reading that `value` rests on.
@@ -357,7 +365,7 @@ class EndReadings(msgspec.Struct, gc=False, eq=False):
         are.
         """
         believed = (
-            readings.value * factor * max(1.0, readings.age(now) / _SILENT_S)
+            readings.highest * factor * max(1.0, readings.age(now) / _SILENT_S)
             for readings, factor in ((self.uncontended, 1.0), (self.contended, _SHARES))
             if readings
         )
@@ -465,7 +473,7 @@ class LinkReports(msgspec.Struct, gc=False, eq=False):
 # The same of all links, as matrices by source and target: of 512 nodes 40,000 links have new readings in five
 # seconds, and one by one they would hold the scheduler's thread for half a second.
 
-_VALUE, _ERROR, _AT, _CHANGED_AT, _WAS = range(5)
+_VALUE, _ERROR, _AT, _CHANGED_AT, _WAS, _HIGHEST = range(6)
 """Columns of readings; see `Readings.row`. A value of 0: there are none."""
 
 _SOURCE: Final = (0, 1)
@@ -498,7 +506,7 @@ class LinkTable:
         self.trip: Final = np.zeros(square)
         self.signal: Final = np.full(square, np.inf)
         self.delivered_at: Final = np.full(square, -np.inf)
-        self._readings: Final = np.zeros((*square, 4, 5))
+        self._readings: Final = np.zeros((*square, 4, 6))
         self._readings[..., (_AT, _CHANGED_AT)] = -np.inf
         self.known: Final = np.zeros(square, bool)
         self.value: Final = np.zeros(square)
@@ -582,7 +590,7 @@ class LinkTable:
 
 
 def _best(readings: Floats, end: tuple[int, int], now: float) -> Places:
-    """Return which readings count of an end's, as `EndReadings.best` does; (M, 4, 5) readings."""
+    """Return which readings count of an end's, as `EndReadings.best` does; (M, 4, 6) readings."""
     alone, contended = readings[:, end[0]], readings[:, end[1]]
     age = np.maximum(0.0, now - alone[:, _AT])
     later = age > np.maximum(0.0, now - contended[:, _AT]) + _ALONE_FOR_S
@@ -598,7 +606,7 @@ def _most_believed(readings: Floats, end: tuple[int, int], now: float) -> Floats
         some = readings[:, place]
         known = some[:, _VALUE] > 0.0
         age = np.where(known, np.maximum(0.0, now - some[:, _AT]), 0.0)
-        most = some[:, _VALUE] * factor * np.maximum(1.0, age / _SILENT_S)
+        most = some[:, _HIGHEST] * factor * np.maximum(1.0, age / _SILENT_S)
         believed = np.maximum(believed, np.where(known, most, -np.inf))
     return _BELIEVED * np.where(believed > -np.inf, believed, np.inf)
 

@@ -830,6 +830,15 @@ def test_a_member_that_says_it_receives_fast_is_believed_five_times_what_senders
     assert rate_of(known, 0, 1, 20.0) == pytest.approx(5e7)
 
 
+def test_what_the_other_end_has_seen_once_and_uncertainly_bounds_no_rate():
+    known = collector()
+    for second, rate, error in ((0.0, 1.5 * M, 0.02), (0.5, 1.5 * M, 0.02), (4.0, 21 * M, 0.5)):
+        known.record(0, Measured(links=(), outgoing=(LinkMeasure(source=1, rate=rate, error=error),)), second)
+    for second in range(5, 20):
+        known.record(1, report(measure(0, 34 * M)), float(second))
+    assert rates(known, 20.0)[0, 1] == pytest.approx(34 * M)
+
+
 def rate_of(known: Collector, source: int, target: int, now: float = 5.0) -> float:
     return known.estimate(now).network.link(Rank(source), Rank(target)).rate
 
