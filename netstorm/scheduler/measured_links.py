@@ -279,8 +279,8 @@ class Readings(msgspec.Struct, gc=False, eq=False):
 
     @property
     def highest(self) -> float:
-        """The highest reading since the last change, also if it was uncertain, and weighs little in the
-        estimate, or may be an outlier.
+        """The highest of the readings that `value` is the mean of, also if it was uncertain, and weighs
+        little there, or of the one after them that may be an outlier.
         """
         return max((*self._values, self._suspect))
 
