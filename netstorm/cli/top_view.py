@@ -16,8 +16,7 @@ from netstorm.addresses import host_port
 from netstorm.cli.support import size_text, time_text
 from netstorm.scheduler.bound import Bound
 from netstorm.scheduler.status import JobStatus, LinkStatus, NodeView, ViewStatus, tree_traffic
-from netstorm.topology.network import Rank
-from netstorm.topology.tree import Tree
+from netstorm.topology.tree import children_of
 from netstorm.units import format_rate
 
 __all__ = ["view"]
@@ -202,12 +201,8 @@ def _trees(status: JobStatus) -> Iterator[Text]:
     trees = sorted(status.policy.trees, key=lambda tree: (-tree.share, tree.root))
     yield Text("trees: their share of the data; the root, and in brackets who sends to it", "dim")
     for tree in trees[:_MOST_TREES]:
-        both = Tree(
-            root=Rank(tree.root),
-            reduce_parent=tree.reduce_parent,
-            broadcast_parent=tree.broadcast_parent,
-        )
-        up, down = _brackets(tree.root, both.reduce_children), _brackets(tree.root, both.broadcast_children)
+        up = _brackets(tree.root, children_of(tree.reduce_parent))
+        down = _brackets(tree.root, children_of(tree.broadcast_parent))
         text = up if up == down else f"{up}   and down again {down}"
         yield Text(f"{tree.share:6.1%}  {text}", overflow="ellipsis", no_wrap=True)
     if len(trees) > _MOST_TREES:

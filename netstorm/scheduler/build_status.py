@@ -32,6 +32,7 @@ from netstorm.scheduler.status import (
 )
 from netstorm.scheduler.traffic_cost import cost_an_hour
 from netstorm.topology.policy import Policy
+from netstorm.topology.tree import MemberTree
 
 __all__ = ["build_status", "job_line", "metrics", "metrics_of_several"]
 
@@ -127,21 +128,21 @@ def _key(spec: KeySpec, size: int) -> KeyStatus:
 
 def _policy(policy: Policy, since_s: float, considered: str) -> PolicyStatus:
     total = sum(policy.weights)
-    trees = tuple(
-        TreeStatus(
-            root=tree.root,
-            share=weight / total,
-            reduce_parent=tree.reduce_parent,
-            broadcast_parent=tree.broadcast_parent,
-        )
-        for tree, weight in zip(policy.trees, policy.weights, strict=True)
-    )
+    trees = [MemberTree(tree, policy.members or range(tree.size)) for tree in policy.trees]
     return PolicyStatus(
         version=policy.version,
         reason=policy.reason,
         since_s=since_s,
         considered=considered,
-        trees=trees,
+        trees=tuple(
+            TreeStatus(
+                root=tree.root,
+                share=weight / total,
+                reduce_parent=tree.reduce_parent,
+                broadcast_parent=tree.broadcast_parent,
+            )
+            for tree, weight in zip(trees, policy.weights, strict=True)
+        ),
         detours=tuple(DetourStatus(path=detour.path, explore=detour.explore) for detour in policy.detours),
     )
 

@@ -92,7 +92,7 @@ class TreeStatus(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """Part of all data, from 0 to 1."""
     reduce_parent: tuple[int, ...]
-    """By rank; -1 at the root."""
+    """By rank; -1 at the root, -2 for a rank that has left the job."""
     broadcast_parent: tuple[int, ...]
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "Tree",
     "adjacency",
     "broadcast_delay",
+    "children_of",
     "fastest_tree",
     "reduce_delay",
     "shallowest_tree",
@@ -71,12 +72,12 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True
     @cached_property
     def reduce_children(self) -> tuple[tuple[int, ...], ...]:
         """By rank: the ranks whose contributions arrive there, in order of rank."""
-        return _children(self.reduce_parent)
+        return children_of(self.reduce_parent)
 
     @cached_property
     def broadcast_children(self) -> tuple[tuple[int, ...], ...]:
         """By rank: the ranks to which it sends the result, in order of rank."""
-        return _children(self.broadcast_parent)
+        return children_of(self.broadcast_parent)
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """Return the ranks on the path between two within the tree, both included: up as sums are sent, then
@@ -120,7 +121,8 @@ def subtree_masks(
     return tuple(masks)
 
 
-def _children(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def children_of(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return each rank's children, by rank; a parent below 0 is none."""
     children: list[list[int]] = [[] for _ in parents]
     for rank, parent in enumerate(parents):
         if parent >= 0:
@@ -151,7 +153,7 @@ def _check_spans(root: int, parents: tuple[int, ...], phase: str) -> None:
             raise UsageError(
                 f"{phase} parent {parent} of rank {rank}: expected another rank, from 0 to {size - 1}"
             )
-    reached = _leaves_first(root, _children(parents))
+    reached = _leaves_first(root, children_of(parents))
     if len(reached) < size:
         missing = sorted(set(range(size)) - set(reached))
         raise UsageError(
@@ -194,8 +196,8 @@ class MemberTree:
         self.reduce_parent: Final = _contracted(tree.reduce_parent, inside, self.root)
         """By rank; -1 at the root, `OUTSIDE` for ranks that are no members."""
         self.broadcast_parent: Final = _contracted(tree.broadcast_parent, inside, self.root)
-        self.reduce_children: Final = _member_children(self.reduce_parent)
-        self.broadcast_children: Final = _member_children(self.broadcast_parent)
+        self.reduce_children: Final = children_of(self.reduce_parent)
+        self.broadcast_children: Final = children_of(self.broadcast_parent)
         self.subtree_mask: Final = subtree_masks(self.root, self.reduce_parent, self.reduce_children)
         """By rank: bit set of the ranks in its reduce subtree, including itself."""
         self.broadcast_mask: Final = subtree_masks(self.root, self.broadcast_parent, self.broadcast_children)
@@ -228,14 +230,6 @@ def _contracted(parents: Sequence[int], inside: frozenset[int], root: int) -> tu
         else:
             found.append(above if above >= 0 else root)
     return tuple(found)
-
-
-def _member_children(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    children: list[list[int]] = [[] for _ in parents]
-    for rank, parent in enumerate(parents):
-        if parent >= 0:
-            children[parent].append(rank)
-    return tuple(map(tuple, children))
 
 
 # How long a tree takes: the paper's topology metric, arXiv 2404.11352 §III-A (Definition 1, Theorem 1).

@@ -15,7 +15,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.messages import NodeStatus
 from netstorm.scheduler.build_status import build_status, metrics
 from netstorm.scheduler.snapshot import MOST_CHARACTERS, Announcements
-from netstorm.scheduler.status import JobStatus
+from netstorm.scheduler.status import JobStatus, tree_traffic
 from netstorm.topology.files import parse_network
 from tests.unit.scheduler.driving import Driven, key, running, star
 
@@ -184,6 +184,10 @@ def test_a_policy_that_a_view_brings_begins_with_the_view():
     assert last.view is not None
     (change,) = last.view.changes
     assert last.policy.since_s == pytest.approx(change.ago_s, abs=1.0)
+    for tree in last.policy.trees:
+        assert sorted((tree.root, *tree.reduce_parent)) == [-2, -1, tree.root, tree.root]
+        assert tree.reduce_parent[2] == tree.broadcast_parent[2] == -2
+    assert {rank for link in tree_traffic(last.policy.trees) for rank in link} == {0, 1}
 
 
 def test_the_last_twenty_reasons_are_kept_the_newest_first():
