@@ -170,6 +170,13 @@ def _add_torch(group: argparse._ArgumentGroup) -> None:
     add("--layers", type=number, default=4, metavar="N", help="default 4")
     add("--context", type=number, default=32, metavar="N", help="characters of a sample; default 32")
     add("--sync-every", type=number, default=20, metavar="N", help="steps of DiLoCo; default 20")
+    add(
+        "--pause",
+        type=seconds,
+        default=0.0,
+        metavar="S",
+        help="between forward and backward pass, as for an accelerator: takes no processor; default 0",
+    )
     add("--seconds", type=seconds, default=900.0, metavar="S", help="end a training after S; default 900")
     add("--logs", type=folder, metavar="FOLDER", help="keep what processes say on their error output there")
 

@@ -23,7 +23,7 @@ from systems.torch_training import TRAININGS, training_launch
 
 __all__ = ["SHAPE", "gpt_parameters", "seconds_to", "show_trainings", "train_with_torch"]
 
-SHAPE: Final = ("width", "layers", "context", "batch_size", "lr", "sync_every")
+SHAPE: Final = ("width", "layers", "context", "batch_size", "lr", "sync_every", "pause")
 """Options that workers must know."""
 
 _CHARACTERS: Final = 128

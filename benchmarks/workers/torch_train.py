@@ -39,6 +39,7 @@ class Training:
         torch.set_num_threads(1)
         torch.manual_seed(_SEED)
         context = shape["context"]
+        self.pause_s = shape["pause"]
         self.plain = GPT(context=context, width=shape["width"], layers=shape["layers"], heads=4)
         self.inner = torch.optim.AdamW(self.plain.parameters(), lr=shape["lr"])
         self.exchange = EXCHANGES[name](Setting(case, self.plain, self.inner, shape["sync_every"]))
@@ -67,7 +68,9 @@ class Training:
         start = time.monotonic()
         for _, (inputs, targets) in zip(range(steps), self.batches, strict=False):
             self.inner.zero_grad()
-            self.exchange.model(inputs, targets).backward()
+            loss = self.exchange.model(inputs, targets)
+            time.sleep(self.pause_s)
+            loss.backward()
             self.inner.step()
             self.exchange.after_step()
         return {"start": start, "finish": time.monotonic()}
