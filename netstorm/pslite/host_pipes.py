@@ -54,6 +54,10 @@ _REFERENCE: Final = 2
 _PIECE: Final = 65_536
 """Bytes of one call: as much as a pipe holds by default."""
 
+_MOST_HELD: Final = 2**20
+"""Bytes of payloads, referred to in what was handed over, with which it leaves at once: its peer reads them
+while the next ones are copied. The rest of a turn's messages are one write."""
+
 _MOST_WAITING: Final = 65_536
 """Pieces that wait for room, far above what sessions have under way: the peer has stopped reading."""
 
@@ -219,8 +223,8 @@ class HostPipes:
     def put(
         self, connection: Connection, header: bytes, payload: Buffer | None, reference: bytes | None
     ) -> bool:
-        """Hand over a message, with its payload or a reference to that; it leaves with `flush`. False: nobody
-        reads the pipe any more.
+        """Hand over a message, with its payload or a reference to that; it leaves with `flush`, or at once if
+        much is referred to. False: nobody reads the pipe any more.
         """
         pipes = self._pipes[connection]
         if pipes.is_broken or len(pipes.pieces) > _MOST_WAITING:
@@ -229,6 +233,9 @@ class HostPipes:
             self._written[connection] = pipes
         if reference is not None:
             pipes.pieces.append(_PREFIX.pack(len(header), len(reference), _REFERENCE) + header + reference)
+            pipes.held += 0 if payload is None else memoryview(payload).nbytes
+            if pipes.held >= _MOST_HELD and not pipes.waits:
+                self._write_out(connection, pipes)
         elif payload is None:
             pipes.pieces.append(_PREFIX.pack(len(header), 0, _ALONE) + header)
         else:
@@ -251,6 +258,7 @@ class HostPipes:
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGPIPE,))  # a script may want to end by it
             self._guarded = threading.get_ident()
         pieces = pipes.pieces
+        pipes.held = 0
         while pieces:
             size = len(pieces[0])
             taken = [pieces.popleft()]
@@ -357,12 +365,14 @@ class _Offer(NamedTuple):
 class _WayOut:
     """The way out of a connection."""
 
-    __slots__ = ("descriptor", "is_broken", "pieces", "waits")
+    __slots__ = ("descriptor", "held", "is_broken", "pieces", "waits")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor: Final = descriptor
         self.pieces: Final[deque[bytes]] = deque()
         """What was handed over and not written yet."""
+        self.held = 0
+        """Bytes of payloads that these refer to."""
         self.waits = False
         """For room."""
         self.is_broken = False

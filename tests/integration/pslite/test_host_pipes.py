@@ -87,6 +87,19 @@ def test_all_messages_of_a_turn_are_one_write_and_come_together(vans):
     assert [bytes(event.frames[1]) for event in events] == [bytes([number]) * 100 for number in range(12)]
 
 
+def test_what_refers_to_a_megabyte_leaves_before_the_turn_ends(vans):
+    for number in range(5):
+        assert vans.here.transmit(A, b"%d" % number, bytes([number]) * 2**19)
+    events = vans.there.poll(1)
+    assert [(bytes(event.frames[0]), bytes(event.frames[1][:1])) for event in events] == [
+        (b"%d" % number, bytes([number])) for number in range(4)
+    ]
+    assert vans.counters.snapshot()["pipe_writes"] == 2
+    vans.here.poll(0)
+    [last] = vans.there.poll(1)
+    assert bytes(last.frames[0]) == b"4"
+
+
 def test_answers_come_back_through_a_pipe(vans):
     vans.there.transmit(vans.back, b"answer", None)
     [event] = vans.come(1, vans.here)
