@@ -9,7 +9,7 @@ import typer
 
 from netstorm import clock
 from netstorm.cli.status_source import CaOption, JobOption, SchedulerOption, StatusSource, TokenOption, reach
-from netstorm.cli.support import check_job, exit_on_usage_error, size_text
+from netstorm.cli.support import exit_on_usage_error, size_text
 from netstorm.dashboard.recording import StatusRecorder, page_data
 from netstorm.errors import Unavailable, UsageError
 from netstorm.observe.private_files import write_private
@@ -57,8 +57,7 @@ def record(
             raise UsageError(f"--every {every}: expected at least 0.1s; the scheduler has no fresher status")
         if most < _LEAST_BYTES:
             raise UsageError(f"--limit {limit}: expected at least {size_text(_LEAST_BYTES)}")
-        source, status = reach(scheduler, token_file=token_file, ca=ca)
-        check_job(job, [line.job for line in status.jobs] or [status.job], f"at {source}")
+        source, _ = reach(scheduler, job, token_file=token_file, ca=ca)
         recorder, count = StatusRecorder(file, most), 0
         try:
             failed = 0

@@ -40,6 +40,7 @@ __all__ = [
     "StatusSource",
     "TokenOption",
     "find",
+    "jobs_of",
     "reach",
 ]
 
@@ -196,9 +197,8 @@ def find(
     Raises:
         UsageError: there is none, or there are several; the message says what to do.
     """
-    source, status = reach(address, token_file=token_file, ca=ca)
-    jobs = [line.job for line in status.jobs] or [status.job]
-    check_job(job, jobs, f"at {source}")
+    source, status = reach(address, job, token_file=token_file, ca=ca)
+    jobs = jobs_of(status)
     if job is None and len(jobs) > 1:
         raise UsageError(f"{source} has {len(jobs)} jobs: {', '.join(jobs)}; say which: --job NAME")
     if status.jobs:
@@ -211,19 +211,42 @@ def find(
         raise UsageError(f"--job {job}: it has just ended, or {error}") from None
 
 
+def jobs_of(status: JobStatus) -> list[str]:
+    """Return the names of all jobs of a scheduler, from its answer."""
+    return [line.job for line in status.jobs] or [status.job]
+
+
 def reach(
-    address: str | None, *, token_file: Path | None = None, ca: Path | None = None
+    address: str | None, job: str | None = None, *, token_file: Path | None = None, ca: Path | None = None
 ) -> tuple[StatusSource, JobStatus]:
     """Return the scheduler that the user means, and its first answer, whichever jobs it has.
 
     Args:
         address: HOST:PORT, of the job's scheduler or of its HTTP server. None: what DMLC_PS_ROOT_URI and
-            DMLC_PS_ROOT_PORT say if one of them is set, or else the one scheduler that runs here.
+            DMLC_PS_ROOT_PORT say if one of them is set, or else the one scheduler that runs here (of several,
+            the one that has the job).
+        job: one that it must have; None: any.
         token_file, ca: as for `find`.
 
     Raises:
         UsageError: there is none, or there are several; the message says what to do.
     """
+    try:
+        source, status = _reach(address, job, token_file, ca)
+    except _NoScheduler as error:
+        # The user asked for a job: that it is unknown comes first, and where it was looked for after that.
+        raise UsageError(str(error) if job is None else f"--job {job}: no such job: {error}") from None
+    check_job(job, jobs_of(status), f"at {source}")
+    return source, status
+
+
+class _NoScheduler(UsageError):
+    """No scheduler was found, or none that has the job, or several."""
+
+
+def _reach(
+    address: str | None, job: str | None, token_file: Path | None, ca: Path | None
+) -> tuple[StatusSource, JobStatus]:
     settings = Settings.from_environment(elastic="")  # of a job: how many it begins with is not known here
     https = address is not None and address.startswith("https://")
     access = HttpAccess.load(settings, token_file, ca, https=https)
@@ -235,14 +258,22 @@ def reach(
         return _at(host, port, f"DMLC_PS_ROOT_URI={host}, DMLC_PS_ROOT_PORT={port}", access)
     here, elsewhere = _schedulers()
     found = [answered for process in here if (answered := _answer_of(process, access)) is not None]
+    having = [each for each in found if job in {None, *jobs_of(each[1])}]
+    if len(having) == 1:
+        return having[0]
     if len(found) == 1:
         return found[0]
+    if having:
+        jobs = ", ".join(f"{', '.join(jobs_of(status))} at {source}" for source, status in having)
+        raise UsageError(
+            f"{len(having)} schedulers run here: {jobs}; say which: --scheduler {having[0][0]}, for example"
+        )
     if found:
-        jobs = ", ".join(f"{status.job!r} at {source}" for source, status in found)
-        raise UsageError(f"{len(found)} schedulers run here: {jobs}; say which: --scheduler HOST:PORT")
+        jobs = ", ".join(f"{', '.join(jobs_of(status))} at {source}" for source, status in found)
+        raise _NoScheduler(f"there are: {jobs}; type --job {jobs_of(found[0][1])[0]}, for example")
     if elsewhere:
-        raise UsageError(_hint(elsewhere))
-    raise UsageError(
+        raise _NoScheduler(_hint(elsewhere))
+    raise _NoScheduler(
         "no job of yours runs on this machine; say where its scheduler is: netstorm top --scheduler "
         "HOST:PORT (its first lines say it), or set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
     )
@@ -268,7 +299,7 @@ def _at(host: str, port: int, meant: str, access: HttpAccess) -> tuple[StatusSou
     elsewhere = _schedulers()[1] if is_loopback(host) else []
     if elsewhere:
         problems.append(_hint(elsewhere))
-    raise UsageError(
+    raise _NoScheduler(
         f"{meant}: no scheduler there shows a job ({'; '.join(problems)}). The scheduler's first lines say "
         "where it can be watched; for other machines it needs NETSTORM_HTTP_BIND=* and "
         "NETSTORM_WEB_TOKEN_FILE, and not NETSTORM_HTTP_PORT=0; one with NETSTORM_WEB_CERT is reached with "

@@ -71,7 +71,9 @@ def check_job(job: str | None, jobs: Collection[str], where: str) -> None:
         UsageError: it is not.
     """
     if job is not None and job not in jobs:
-        raise UsageError(f"--job {job}: no such job {where}; there are: {', '.join(jobs)}")
+        known = [name for name in jobs if name]
+        there = f"there are: {', '.join(known)}; type --job {known[0]}" if known else "there is none yet"
+        raise UsageError(f"--job {job}: no such job {where}; {there}")
 
 
 def split_address(address: str, option: str) -> tuple[str, int]:
