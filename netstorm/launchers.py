@@ -13,8 +13,6 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-import psutil
-
 from netstorm.errors import UsageError
 from netstorm.pslite.host_addresses import is_own_address, loopback_host
 from netstorm.settings import Settings, foreign_variable, set_for_children
@@ -197,6 +195,8 @@ def _of_pmi(rank: tuple[str, int], size: tuple[str, int]) -> Place:
         return _of_slurm()  # srun --mpi=pmi2
     if not foreign_variable("MPI_LOCALNRANKS"):
         return Place(launcher="PMI", rank=rank, size=size)
+    import psutil  # noqa: PLC0415 - 10 ms of a processor, which few processes need
+
     proxies = (parent for parent in psutil.Process().parents() if parent.name().startswith(_HYDRA))
     proxy = next(proxies, None)
     return Place(

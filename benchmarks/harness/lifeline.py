@@ -9,8 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-import psutil
-
 __all__ = ["commands_from_stdin", "die_with_stdin"]
 
 EXIT_ORPHANED = 3
@@ -47,6 +45,8 @@ def die_with_stdin() -> None:
 
 def _end_children() -> None:
     """Kill what a system has started for itself, and which would outlive this process."""
+    import psutil  # noqa: PLC0415 - 10 ms of a processor at each start
+
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()

@@ -131,11 +131,13 @@ class System(Protocol):
 
 def environment(**variables: object) -> dict[str, str]:
     """Return this process's environment without any job's variables, plus `variables`. Congestion control is
-    that of the network, as its option says.
+    that of the network, as its option says. Processes keep bytecode, as an installed package has it: without
+    it each start compiles NetStorm anew, which takes 0.3 s of a processor.
     """
     foreign = ("DMLC_", "PS_", "NETSTORM_")
     base = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     base["NETSTORM_CONGESTION"] = "system"
+    base.pop("PYTHONDONTWRITEBYTECODE", None)
     return {**base, **{name: str(value) for name, value in variables.items()}}
 
 

@@ -13,8 +13,6 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from netstorm.addresses import is_address, is_loopback, without_brackets
 from netstorm.errors import SettingsError
 
@@ -157,6 +155,8 @@ def own_addresses() -> list[str]:
     """Return the addresses of this machine at which others may reach it, the likeliest first: those of its
     default routes, then those of its other interfaces, and bridges to its own containers last.
     """
+    import psutil  # noqa: PLC0415 - 10 ms of a processor, which a job of one machine does not need
+
     usual = [address for target in _ELSEWHERE if (address := source_towards(target)) is not None]
     states = psutil.net_if_stats()
     by_interface = sorted(
@@ -273,6 +273,8 @@ def _is_local(address: str) -> bool:
 
 
 def _of_interface(name: str) -> str:
+    import psutil  # noqa: PLC0415 - as in `own_addresses`
+
     addresses: dict[str, str] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         for interface, entries in psutil.net_if_addrs().items():

@@ -1,33 +1,40 @@
-"""From a network to a policy: pure functions, one file for each algorithm."""
+"""From a network to a policy: pure functions, one file for each algorithm.
+
+What is here is imported when it is first used: a node needs policies alone, and no reader of network files.
+"""
 
 from __future__ import annotations
 
-from netstorm.topology.files import custom, dump_network, load_network, parse_network, parse_topology
-from netstorm.topology.form import SCHEMES, Options, form_policy
-from netstorm.topology.network import Change, Link, Network, NetworkMismatch, Node, Rank, Routing
-from netstorm.topology.policy import Forest, Plan, Policy
-from netstorm.topology.schemes import (
-    balanced,
-    cheapest,
-    fapt,
-    fastest_paths,
-    hierarchical,
-    k_ary,
-    mst,
-    ring,
-    sharded,
-    star,
-)
-from netstorm.topology.tree import (
-    CHUNK_BYTES,
-    Delays,
-    Tree,
-    broadcast_delay,
-    reduce_delay,
-    subtree_delay,
-    transfer_delays,
-    tree_delay,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from netstorm.topology.files import custom, dump_network, load_network, parse_network, parse_topology
+    from netstorm.topology.form import SCHEMES, Options, form_policy
+    from netstorm.topology.network import Change, Link, Network, NetworkMismatch, Node, Rank, Routing
+    from netstorm.topology.policy import Forest, Plan, Policy
+    from netstorm.topology.schemes import (
+        balanced,
+        cheapest,
+        fapt,
+        fastest_paths,
+        hierarchical,
+        k_ary,
+        mst,
+        ring,
+        sharded,
+        star,
+    )
+    from netstorm.topology.tree import (
+        CHUNK_BYTES,
+        Delays,
+        Tree,
+        broadcast_delay,
+        reduce_delay,
+        subtree_delay,
+        transfer_delays,
+        tree_delay,
+    )
 
 __all__ = [
     "CHUNK_BYTES",
@@ -67,3 +74,13 @@ __all__ = [
     "transfer_delays",
     "tree_delay",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            for module in ("network", "tree", "policy", "schemes", "form", "files"):  # cheap ones first
+                found = vars(import_module(f"netstorm.topology.{module}"))
+                if name in found:
+                    return globals().setdefault(name, found[name])
+        raise AttributeError(f"module 'netstorm.topology' has no attribute {name!r}")

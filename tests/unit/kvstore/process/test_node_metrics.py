@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from netstorm.kvstore.process.node_process import NodeMetrics, metrics
+from netstorm.kvstore.process.node_metrics import NodeMetrics, metrics
 from netstorm.protocol.messages import NodeStatus
 
 
