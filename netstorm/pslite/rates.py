@@ -369,6 +369,11 @@ or come one after the other after a stall. Their transfer time is in that of the
 _BATCH: Final = 64
 """Most chunks of a batch: on links of many Gbit/s all chunks arrive that close together."""
 
+_BATCH_LASTS_S: Final = 0.01
+"""Longest time in which a batch is handed over. All chunks of a link that has become more than four times as
+fast arrive within a part of the transfer that is expected: they are no batch.
+"""
+
 _MINIMUM_MEMORY_S: Final = 10.0
 """The smallest value counts for so long at least, and for twice as long at most. Routes and clocks change."""
 
@@ -381,6 +386,7 @@ class BusyPeriod:
 
     __slots__ = (
         "back_to_back",
+        "batch_at",
         "bits",
         "chunks",
         "contended_s",
@@ -396,6 +402,8 @@ class BusyPeriod:
     ) -> None:
         self.start: Final = start
         self.end = end
+        self.batch_at = end
+        """When the first chunk arrived of those that may have been handed over together."""
         self.duration = end - start
         self.bits = bits
         self.chunks = 1
@@ -481,7 +489,10 @@ class BusyLink:
                 if self.rate > 0:
                     batch_s = max(batch_s, _BATCH_PART * bits / self.rate)
                 short = current.back_to_back and earlier - current.start < _PERIOD_S
-                if short or (arrived - earlier < batch_s and current.chunks < _BATCH):
+                together = arrived - earlier < batch_s and arrived - current.batch_at < _BATCH_LASTS_S
+                if not together:
+                    current.batch_at = arrived
+                if short or (together and current.chunks < _BATCH):
                     if contended:
                         current.contended_s += arrived - earlier
                     current.end = arrived

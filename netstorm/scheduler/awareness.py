@@ -338,14 +338,14 @@ class Collector:
         at = np.where(measured, table.at[pair], np.inf)
 
         if self._assumed is not None and self._assumed[0] is not None:
-            current_at = np.maximum(table.at[pair], table.changed_at[pair] + _TOGETHER_S)
-            outdated = self._recent_changes.part_since(now - np.maximum(0.0, now - current_at))
+            outdated = self._recent_changes.part_since(now - np.maximum(0.0, now - table.at[pair]))
             outdated = np.where(measured, outdated, 0.0)
             rate = rate + outdated * (self._assumed[0] - rate)
             least = np.where(measured, outdated * _PRIOR_ERROR, least)
 
-        alike = table.changed_with(source, target, now) & ~self._caps.any_counts(source, target)
         back = target, source
+        began = self._recent_changes.began(table.changed_at[back])
+        alike = table.changed_with(source, target, began, now) & ~self._caps.any_counts(source, target)
         rate = np.where(alike, table.value[back], rate)
         least = np.where(alike, _ALIKE_ERROR, least)
         error = np.where(alike, table.error[back], error)
@@ -577,8 +577,9 @@ _PRESENT_S: Final = 10.0
 
 
 _TOGETHER_S: Final = 2.0
-"""Links that change together are noticed within that: one that has changed is no more outdated by what is
-noticed so soon afterwards (docs/measurements/changing-networks.md, "Time until the first good policy").
+"""Links that change together are noticed within that. All count as changed when the first one was noticed: a
+link that was read since is no more outdated by what is noticed so soon afterwards
+(docs/measurements/changing-networks.md, "Readings that were there and did not count").
 """
 
 
@@ -587,17 +588,31 @@ class RecentChanges:
 
     def __init__(self, times: Floats = _NEVER, in_use: int = 0) -> None:
         """Keep the times, in order, of those that have ever changed; `in_use`: how many links are in use."""
-        self._times: Final = times
+        self._noticed: Final = times
+        self._times: Final = times.copy()
+        """For each, when the first one was noticed that changed together with it."""
+        begin = -math.inf
+        for place, at in enumerate(times.tolist()):
+            begin = at if at > begin + _TOGETHER_S else begin
+            self._times[place] = begin
         self._in_use: Final = in_use
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, RecentChanges)
             and self._in_use == other._in_use
-            and np.array_equal(self._times, other._times)
+            and np.array_equal(self._noticed, other._noticed)
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    def began(self, noticed: Floats) -> Floats:
+        """Return when links began to change together with those that were noticed at some times."""
+        if not len(self._times):
+            return noticed
+        place = np.searchsorted(self._noticed, noticed, side="right") - 1
+        began: Floats = np.where(place >= 0, np.minimum(self._times[place], noticed), noticed)
+        return np.where(noticed <= began + _TOGETHER_S, began, noticed)
 
     def part_since(self, read_at: Floats) -> Floats:
         """Return which part of the links in use has changed since links were read, from 0 to 1.

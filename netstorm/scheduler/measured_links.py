@@ -155,7 +155,12 @@ class MeasuredLinks:
             return
         line = (0, pair[0]) if by_source else (1, pair[1])
         alone = measure.shared <= _SHARED or self._caps.contention_known(line, now)
-        readings = end.uncontended if alone else end.contended
+        readings, other = end.uncontended, end.contended
+        if not alone:
+            readings, other = other, readings
+        known = readings.age(now) > other.age(now) and other.agrees_with(rate, measure.error)
+        if known and not readings.agrees_with(rate, measure.error):
+            readings.clear()  # the other ones have it that the link has changed: that is no news
         counts = readings.add(rate, measure.error, now, jumped=measure.jumped)
         self.table.write_one(pair, 2 * (not by_source) + (not alone), readings)
         if counts and measure.delivered and by_source:
@@ -253,14 +258,27 @@ class Readings(msgspec.Struct, gc=False, eq=False):
                     self._suspect = value
                     return False
                 self.changed_at, self.was = now, self.value
-                self._values = (self._suspect,) if agreed else ()
-                self._errors = (error,) if agreed else ()
+                # A reading of while it changed is no part of what it has become.
+                kept = agreed and abs(value - self._suspect) <= _CHANGE * error * value
+                self._values = (self._suspect,) if kept else ()
+                self._errors = (error,) if kept else ()
         self._suspect = 0.0
         self._at = now
         self._values = (*self._values, value)[-_KEPT:]
         self._errors = (*self._errors, error)[-_KEPT:]
         self._average()
         return True
+
+    def agrees_with(self, value: float, error: float) -> bool:
+        """Return whether a reading differs from the estimate by no more than noise; False: there is none."""
+        if not self._values:
+            return False
+        error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
+        return abs(value - self.value) <= _CHANGE * math.hypot(value * error, self.value * self._own_error())
+
+    def clear(self) -> None:
+        """Forget all readings, but not when a change was noticed."""
+        self._values, self._errors, self._steps, self._suspect = (), (), (), 0.0
 
     def at_least(self, value: float, error: float, now: float) -> None:
         """Add a lower bound: it replaces the estimate if it is higher by more than its error, else it is
@@ -449,8 +467,8 @@ class LinkReports(msgspec.Struct, gc=False, eq=False):
         """Return what is known of the rate.
 
         The source's kernel comes first, since it sees what TCP delivers; then the target, which sees chunks
-        arrive. If the target no longer reports, the source counts, which learns of arrivals by
-        acknowledgements.
+        arrive. If the target no longer reports, or has not since the source has seen a change, the source
+        counts, which learns of arrivals by acknowledgements.
         """
         source, target = self.source.best(now), self.target.best(now)
         readings = source or target
@@ -459,6 +477,7 @@ class LinkReports(msgspec.Struct, gc=False, eq=False):
         other = self.target
         if source and target and target.age(now) <= _SILENT_S:
             exact = self.delivered_at >= now - target.age(now) - _LATER_S
+            exact = exact or source.changed_at > now - target.age(now)  # the target has yet to report it
             readings, other = (source, self.target) if exact else (target, self.source)
         return Rate(
             readings,
@@ -490,7 +509,8 @@ class LinkTable:
         bound: most that is believed of the rate.
         which: the readings that count, of `LinkReports.readings`.
         error: standard error of these readings at the time of the last one.
-        at: that time.
+        at: when either end last read the link, beside others or alone: a link that carries the same beside
+            others as before, alone, is known not to have changed.
         changed_at: when the link was last noticed to have changed.
         was: the rate before that; 0: it has not changed.
         latency: by one-way reports.
@@ -537,6 +557,7 @@ class LinkTable:
         target_age = np.maximum(0.0, now - by_target[:, _AT])
         both = (by_source[:, _VALUE] > 0.0) & (by_target[:, _VALUE] > 0.0) & (target_age <= _SILENT_S)
         exact = self.delivered_at[at] >= now - target_age - _LATER_S
+        exact |= by_source[:, _CHANGED_AT] > now - target_age
         counts_source = np.where(both, exact, by_source[:, _VALUE] > 0.0)
         bound = np.where(
             both & ~exact, _most_believed(readings, _SOURCE, now), _most_believed(readings, _TARGET, now)
@@ -550,9 +571,9 @@ class LinkTable:
         self.value[at] = np.minimum(best[:, _VALUE], bound)
         self.bound[at] = bound
         self.which[at] = which[known]
+        self.at[at] = readings[known][..., _AT].max(axis=1)
         for column, place in (
             (self.error, _ERROR),
-            (self.at, _AT),
             (self.changed_at, _CHANGED_AT),
             (self.was, _WAS),
         ):
@@ -573,15 +594,15 @@ class LinkTable:
         reported = np.where(self.latency[there] >= 0.0, self.latency[there], self.latency[back])
         return np.where(shortest > 0.0, shortest, reported)
 
-    def changed_with(self, source: Places, target: Places, now: float) -> Flags:
+    def changed_with(self, source: Places, target: Places, began: Floats, now: float) -> Flags:
         """Return which links are expected to have changed with their reverse direction.
 
         That is so if both were alike, and only the reverse one was measured since: data goes up a tree first,
-        and down seconds later.
+        and down seconds later. `began`: when the reverse ones began to change.
         """
         there, back = (source, target), (target, source)
         was = self.was[back]
-        unseen = np.maximum(0.0, now - self.at[there]) > now - self.changed_at[back]
+        unseen = np.maximum(0.0, now - self.at[there]) > now - began
         with np.errstate(divide="ignore", invalid="ignore"):  # where nothing has changed
             part = self.value[there] / was
         both = self.known[there] & self.known[back] & (was != 0.0)

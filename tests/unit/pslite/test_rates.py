@@ -372,6 +372,21 @@ def test_a_link_that_has_become_fast_is_known_after_a_tenth_of_a_second_of_chunk
     assert sure(estimator.estimate(4, independent=False)).rate == pytest.approx(CHUNK / 0.021, rel=0.01)
 
 
+def test_chunks_of_a_link_that_has_become_five_times_as_fast_are_no_batch():
+    link, estimator = BusyLink(), RateEstimator()
+    for _, arrived in arrivals([0.0] * 20, 8e6, 0.0):
+        link.add_chunk(CHUNK, 0.0, arrived)
+    estimator.add_periods(link.take_until(float("inf")))
+    link.rate = sure(estimator.estimate(4, independent=False)).rate
+    free = link.arrived
+    for _ in range(8):
+        free += CHUNK / 40e6
+        link.add_chunk(CHUNK, 0.0, free)
+    estimator.add_periods(link.take_until(float("inf")))
+    assert estimator.jumped
+    assert sure(estimator.estimate(4, independent=False)).rate == pytest.approx(40e6, rel=0.01)
+
+
 def test_a_link_that_has_fallen_in_a_pause_is_known_after_four_chunks():
     estimator, free = used_estimator()
     free += 0.5

@@ -429,6 +429,17 @@ def test_a_way_that_was_like_the_way_back_is_expected_to_have_changed_with_it():
     assert rates(found, 8.0)[0, 1] == pytest.approx(50 * M, rel=0.05)
 
 
+def test_a_way_that_was_read_since_the_first_of_a_change_has_not_changed_with_the_way_back():
+    found = collector(3)
+    for second in range(5):
+        told(found, float(second), there=50, back=48)
+        found.record(2, report(measure(0, 30 * M)), float(second))
+    found.record(2, report(has_jumped(measure(0, 80 * M))), 5.0)
+    told(found, 5.25, there=49)
+    found.record(0, report(has_jumped(measure(1, 10 * M))), 5.5)
+    assert rates(found, 5.5)[0, 1] == pytest.approx(50 * M, rel=0.05)
+
+
 def test_a_way_that_differed_from_the_way_back_is_not():
     found = collector(3)
     for second in range(5):
@@ -786,6 +797,53 @@ def test_a_link_that_has_changed_is_not_outdated_by_what_changes_together_with_i
     found.record(3, report(*seen), 4.0)
     found.record(3, report(has_jumped(measure(1, 50 * M))), 4.0 + later_s)
     assert rates(found, 4.0 + later_s)[0, 3] == pytest.approx(believed)
+
+
+def test_a_link_read_since_the_first_of_a_change_is_not_outdated_by_those_that_are_noticed_next():
+    found = collector(4)
+    for second in range(4):
+        found.record(3, report(measure(0, 90 * M), measure(1, 20 * M), measure(2, 30 * M)), float(second))
+    found.record(3, report(has_jumped(measure(1, 50 * M))), 4.0)
+    found.record(3, report(measure(0, 90 * M)), 4.5)
+    found.record(3, report(has_jumped(measure(2, 60 * M))), 5.0)
+    assert rates(found, 5.0)[0, 3] == pytest.approx(90 * M)
+
+
+def test_a_link_that_carries_the_same_in_company_as_alone_before_others_changed_is_not_outdated():
+    found = collector(4)
+    for second in range(4):
+        found.record(3, report(measure(0, 90 * M), measure(1, 20 * M), measure(2, 30 * M)), float(second))
+    say(found, 3, 0, 90, (4, 5), shared=0.9)
+    found.record(3, report(has_jumped(measure(1, 50 * M))), 8.0)
+    say(found, 3, 0, 90, (9, 10), shared=0.9)
+    assert rates(found, 10.0)[0, 3] == pytest.approx(90 * M)
+
+
+def test_what_a_link_does_alone_is_no_news_if_it_was_seen_to_do_so_in_company():
+    found = collector(4)
+    for second in range(4):
+        found.record(3, report(measure(0, 20 * M), measure(0, 20 * M, shared=0.9)), float(second))
+    say(found, 3, 0, 60, (4, 5), shared=0.9)
+    changes = len(found.changes)
+    say(found, 3, 0, 60, (6, 7))
+    assert rates(found, 7.0)[0, 3] == pytest.approx(60 * M)
+    assert len(found.changes) == changes
+
+
+def test_a_change_that_the_sender_saw_is_believed_until_the_receiver_reports_again():
+    found = collector(4)
+    for second in range(4):
+        told_by_both(found, float(second), 40 * M)
+    found.record(1, out(has_jumped(measure(0, 60 * M))), 4.0)
+    assert rates(found, 4.0)[1, 0] == pytest.approx(60 * M)
+    say(found, 0, 1, 40, (5, 6))
+    assert rates(found, 6.0)[1, 0] == pytest.approx(40 * M)
+
+
+def told_by_both(found: Collector, second: float, rate: float) -> None:
+    """Have both ends of the link from 1 to 0 report the same."""
+    found.record(0, report(measure(1, rate)), second)
+    found.record(1, out(measure(0, rate)), second)
 
 
 def has_jumped(one: LinkMeasure) -> LinkMeasure:

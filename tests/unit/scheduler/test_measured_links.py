@@ -306,6 +306,11 @@ def test_two_that_agree_are_a_change_that_makes_the_past_forgotten_and_outliers_
     assert fed([*noisy(100.0, 0.05, 10), *last]).value == pytest.approx(value, rel=0.05)
 
 
+def test_what_was_read_while_a_link_changed_is_no_part_of_what_it_has_become():
+    assert fed([*[20.0] * 10, 40.0, 80.0]).value == pytest.approx(80.0)
+    assert fed([*[20.0] * 10, 75.0, 80.0]).value == pytest.approx(77.5)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_many_readings_are_better_than_one(seed):
     readings = fed(noisy(100.0, 0.05, 15, seed))
