@@ -846,7 +846,8 @@ def largest_change(
 ) -> tuple[float, str]:
     """Return the largest change of a link or access line, as a logarithm, and its description.
 
-    Changes count that exceed the fraction `rate` and the errors of both estimates; (0, ""): there is none.
+    Changes count that exceed the fraction `rate` and the errors of both estimates, those of the one before as
+    far as they are no larger than now; (0, ""): there is none.
     """
     was, now = before.columns.links, after.columns.links
     old, new = before.columns.ids, after.columns.ids
@@ -861,11 +862,10 @@ def largest_change(
     delays = [8 * chunk_bytes / links.rate + links.latency for links in (was, now)]
     some = _changed_more(delays, rate) | _changed_more([was.rate, now.rate], rate)
     was, now = was.chosen(some), now.chosen(some)
-    # An assumption has no error of measurement. That a reading was outdated says nothing for keeping to it.
-    errors = [
-        before.reading_errors[some],
-        np.where(after.known[now.source, now.target], after.errors[some], 0.0),
-    ]
+    # An assumption has no error of measurement. That a reading was outdated says nothing for keeping to it,
+    # nor that it was uncertain, if what is known now is certain.
+    new_errors = np.where(after.known[now.source, now.target], after.errors[some], 0.0)
+    errors = [np.minimum(before.reading_errors[some], new_errors), new_errors]
     changes = abs(np.log(delays[1][some] / delays[0][some]))
     changes[changes <= _SIGNIFICANT * np.hypot(*errors)] = 0.0
     clear = abs(now.rate - was.rate) > _SIGNIFICANT * np.hypot(errors[0] * was.rate, errors[1] * now.rate)

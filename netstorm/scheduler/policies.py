@@ -677,6 +677,12 @@ LEAST_GAIN: Final = 0.1
 that really change cost more (docs/measurements/benchmarks.md, "Half rates, adapting with a file").
 """
 
+_LEAST_CLEAR_GAIN: Final = 0.05
+_CLEAR: Final = 3.0
+"""So little will do if the gain is so many standard errors (docs/measurements/awareness.md, "Why some jobs
+stay slower").
+"""
+
 _TAKEOVER_GAIN: Final = 1.5
 """Gain, as a factor, from which chunks under way are sent once more. Below it only chunks go over of which
 nothing has come to their root (docs/measurements/changing-networks.md, "Takeovers: chunks that have not
@@ -699,8 +705,12 @@ def seems_better(result: FormationResult, error: float) -> bool:
 
 def is_better(result: FormationResult, error: float) -> bool:
     """Return whether a policy is better by more than noise explains; `error`: of a typical link."""
-    sure = result.seconds_before == math.inf or result.gain > _SURE * result.doubt
-    return sure and seems_better(result, error)
+    if result.seconds_before == math.inf:
+        return True
+    sure = result.gain > _SURE * result.doubt
+    clear = 0.0 < _CLEAR * result.doubt < result.gain  # 0: nothing was drawn
+    better = result.seconds_before > (1 + _LEAST_CLEAR_GAIN) * result.seconds
+    return sure and (seems_better(result, error) or (clear and better))
 
 
 class PolicyTakeover:

@@ -1123,6 +1123,12 @@ def test_a_reading_that_was_taken_for_outdated_does_not_hide_a_better_one():
     assert change == pytest.approx(math.log(1.4))
 
 
+def test_what_was_uncertain_is_news_once_it_is_certain():
+    faster = estimate(l0_1=15 * M)
+    assert largest_change(estimate(error=0.3), faster, 0.1, CHUNK)[0] == pytest.approx(math.log(1.5))
+    assert largest_change(faster, estimate(error=0.3), 0.1, CHUNK) == (0.0, "")
+
+
 def test_the_link_that_moved_most_is_named():
     change, text = largest_change(estimate(), estimate(l0_1=8 * M, l1_2=2 * M), 0.1, CHUNK)
     assert change == pytest.approx(math.log(5))

@@ -19,12 +19,14 @@ from netstorm.scheduler.policies import (
     Adaptation,
     Awareness,
     FormationRequest,
+    FormationResult,
     InitialAssumptions,
     MeasuredRounds,
     PolicySettings,
     Workload,
     first_policy,
     initial_assumptions,
+    is_better,
     tree_pairs,
 )
 from netstorm.scheduler.policy_former import form
@@ -360,6 +362,16 @@ def test_what_a_round_takes_is_the_median_of_what_more_than_half_of_the_nodes_sa
     rounds.begin(msgspec.structs.replace(policy, version=policy.version + 1), 2)
     rounds.record(0, 2, 1.0)
     assert rounds.seconds == math.inf
+
+
+@pytest.mark.parametrize(
+    ("before", "doubt", "taken"),
+    [(1.12, 0.1, True), (1.12, 0.2, False), (1.08, 0.02, True), (1.08, 0.03, False), (1.04, 0.001, False)],
+)
+def test_a_policy_is_taken_for_ten_percent_or_for_five_that_are_certain(before, doubt, taken):
+    result = FormationResult(number=1, seconds=1.0, seconds_before=before, gain=math.log(before), doubt=doubt)
+    assert is_better(result, 0.02) == taken
+    assert not is_better(msgspec.structs.replace(result, seconds_before=1.08, doubt=0.0), 0.02)  # none drawn
 
 
 def test_a_policy_that_seemed_better_is_formed_again_once_estimates_are_more_certain():
