@@ -708,7 +708,8 @@ def is_better(result: FormationResult, error: float) -> bool:
     if result.seconds_before == math.inf:
         return True
     sure = result.gain > _SURE * result.doubt
-    clear = 0.0 < _CLEAR * result.doubt < result.gain  # 0: nothing was drawn
+    least = max(_LEAST_CLEAR_GAIN, _CLEAR * result.doubt)
+    clear = result.doubt > 0.0 and result.gain > least  # 0: no networks were drawn
     better = result.seconds_before > (1 + _LEAST_CLEAR_GAIN) * result.seconds
     return sure and (seems_better(result, error) or (clear and better))
 
