@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -64,8 +65,9 @@ def test_where_nobody_says_that_pairs_share_lines_a_job_finds_out(seed):
     lines = {(link.source, link.target) for link in backbone.links}
     assert len({(link.source, link.target) for link in network.links} - lines) <= 4
     assert len(cluster.scheduler.machine.snapshot(cluster.now).routed) >= 40
-    assert found[-1] <= 1.25 * informed[-1]  # of the seeds one stays at 1.21, the others are at 1.01 to 1.03
-    assert found[0] > 1.5 * found[-1]
+    late = statistics.median(found[-5:])  # of the seeds one is at 1.20, others at 1.02 to 1.08
+    assert late <= 1.25 * informed[-1]
+    assert found[0] > 1.5 * late
 
 
 def test_when_rates_change_a_better_policy_comes_and_rounds_get_faster():
