@@ -40,7 +40,6 @@ __all__ = [
     "StatusSource",
     "TokenOption",
     "find",
-    "jobs_of",
     "reach",
 ]
 
@@ -198,7 +197,7 @@ def find(
         UsageError: there is none, or there are several; the message says what to do.
     """
     source, status = reach(address, job, token_file=token_file, ca=ca)
-    jobs = jobs_of(status)
+    jobs = _jobs_of(status)
     if job is None and len(jobs) > 1:
         raise UsageError(f"{source} has {len(jobs)} jobs: {', '.join(jobs)}; say which: --job NAME")
     if status.jobs:
@@ -211,7 +210,7 @@ def find(
         raise UsageError(f"--job {job}: it has just ended, or {error}") from None
 
 
-def jobs_of(status: JobStatus) -> list[str]:
+def _jobs_of(status: JobStatus) -> list[str]:
     """Return the names of all jobs of a scheduler, from its answer."""
     return [line.job for line in status.jobs] or [status.job]
 
@@ -236,7 +235,7 @@ def reach(
     except _NoScheduler as error:
         # The user asked for a job: that it is unknown comes first, and where it was looked for after that.
         raise UsageError(str(error) if job is None else f"--job {job}: no such job: {error}") from None
-    check_job(job, jobs_of(status), f"at {source}")
+    check_job(job, _jobs_of(status), f"at {source}")
     return source, status
 
 
@@ -258,19 +257,19 @@ def _reach(
         return _at(host, port, f"DMLC_PS_ROOT_URI={host}, DMLC_PS_ROOT_PORT={port}", access)
     here, elsewhere = _schedulers()
     found = [answered for process in here if (answered := _answer_of(process, access)) is not None]
-    having = [each for each in found if job in {None, *jobs_of(each[1])}]
+    having = [each for each in found if job in {None, *_jobs_of(each[1])}]
     if len(having) == 1:
         return having[0]
     if len(found) == 1:
         return found[0]
     if having:
-        jobs = ", ".join(f"{', '.join(jobs_of(status))} at {source}" for source, status in having)
+        jobs = ", ".join(f"{', '.join(_jobs_of(status))} at {source}" for source, status in having)
         raise UsageError(
             f"{len(having)} schedulers run here: {jobs}; say which: --scheduler {having[0][0]}, for example"
         )
     if found:
-        jobs = ", ".join(f"{', '.join(jobs_of(status))} at {source}" for source, status in found)
-        raise _NoScheduler(f"there are: {jobs}; type --job {jobs_of(found[0][1])[0]}, for example")
+        jobs = ", ".join(f"{', '.join(_jobs_of(status))} at {source}" for source, status in found)
+        raise _NoScheduler(f"there are: {jobs}; type --job {_jobs_of(found[0][1])[0]}, for example")
     if elsewhere:
         raise _NoScheduler(_hint(elsewhere))
     raise _NoScheduler(

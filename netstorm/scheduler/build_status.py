@@ -34,7 +34,7 @@ from netstorm.scheduler.traffic_cost import cost_an_hour
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import MemberTree
 
-__all__ = ["build_status", "job_line", "metrics", "metrics_of_several"]
+__all__ = ["build_status", "job_line", "metrics", "metrics_of_several", "policy_status"]
 
 
 # Making the status of a job from a snapshot. Any thread but the scheduler's own does it.
@@ -51,7 +51,7 @@ def build_status(snapshot: JobSnapshot, *, time: float, scheduler: str = "", htt
     """
     now = snapshot.now
     nodes = tuple(_node(node, now) for node in snapshot.nodes)
-    policy = _policy(snapshot.policy, now - snapshot.policy_since, snapshot.considered)
+    policy = policy_status(snapshot.policy, now - snapshot.policy_since, snapshot.considered)
     return JobStatus(
         time=time,
         job=snapshot.job,
@@ -126,7 +126,8 @@ def _key(spec: KeySpec, size: int) -> KeyStatus:
     )
 
 
-def _policy(policy: Policy, since_s: float, considered: str) -> PolicyStatus:
+def policy_status(policy: Policy, since_s: float, considered: str) -> PolicyStatus:
+    """Return what is shown of a policy: its trees as nodes run them, without ranks that have left."""
     total = sum(policy.weights)
     trees = [MemberTree(tree, policy.members or range(tree.size)) for tree in policy.trees]
     return PolicyStatus(

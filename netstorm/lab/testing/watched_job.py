@@ -9,18 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from netstorm.lab.simulation.cluster import SimulatedCluster
-from netstorm.scheduler.status import (
-    DetourStatus,
-    JobStatus,
-    KeysStatus,
-    LinkStatus,
-    NodeView,
-    PolicyStatus,
-    TreeStatus,
-)
+from netstorm.scheduler.build_status import policy_status
+from netstorm.scheduler.status import DetourStatus, JobStatus, KeysStatus, LinkStatus, NodeView
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import Change, Network, generate
 
@@ -95,7 +89,6 @@ def large_job(nodes: int, *, time: float, version: int = 1) -> JobStatus:
     """
     network = generate("internet2", nodes, 3)
     policy = form_policy(network, "fapt", tensors=(100_000_000,), chunk_bytes=1_000_000)
-    total = sum(policy.weights)
     return JobStatus(
         time=time,
         job="large",
@@ -107,20 +100,9 @@ def large_job(nodes: int, *, time: float, version: int = 1) -> JobStatus:
         age_s=time,
         num_workers=nodes,
         nodes=tuple(_node(rank, time) for rank in range(nodes)),
-        policy=PolicyStatus(
+        policy=msgspec.structs.replace(
+            policy_status(policy, 5.0, ""),
             version=version,
-            reason=policy.reason,
-            since_s=5.0,
-            considered="",
-            trees=tuple(
-                TreeStatus(
-                    root=tree.root,
-                    share=weight / total,
-                    reduce_parent=tree.reduce_parent,
-                    broadcast_parent=tree.broadcast_parent,
-                )
-                for tree, weight in zip(policy.trees, policy.weights, strict=True)
-            ),
             detours=(DetourStatus(path=(0, 1, 2), explore=False),),
         ),
         former=(),

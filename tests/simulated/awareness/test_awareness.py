@@ -60,14 +60,14 @@ def test_where_nobody_says_that_pairs_share_lines_a_job_finds_out(seed):
     backbone = generate("internet2", 9, seed)
     informed = rounds(SimulatedCluster(9, network=backbone, seed=3, topology="auto", model="2MB"), 3)
     cluster = aware(backbone, knows_links=False, update_time_s=5.0)
-    found = rounds(cluster, 15)
+    found = rounds(cluster, 18)
     network = cluster.scheduler.machine.awareness.collector.estimate(cluster.now).network
     lines = {(link.source, link.target) for link in backbone.links}
     assert len({(link.source, link.target) for link in network.links} - lines) <= 4
     assert len(cluster.scheduler.machine.snapshot(cluster.now).routed) >= 40
-    late = statistics.median(found[-5:])  # of the seeds one is at 1.20, others at 1.02 to 1.08
-    assert late <= 1.25 * informed[-1]
-    assert found[0] > 1.5 * late
+    assert found[-1] <= 1.25 * informed[-1]  # of the seeds they are at .97 to 1.08
+    assert statistics.median(found[-5:]) <= 1.25 * informed[-1]  # a policy may be tried meanwhile: at 1.46
+    assert found[0] > 1.5 * found[-1]
 
 
 def test_when_rates_change_a_better_policy_comes_and_rounds_get_faster():
