@@ -27,7 +27,14 @@ from netstorm.pslite.admission import (
 )
 from netstorm.pslite.keys import KEY_BYTES, key_of_text
 from netstorm.pslite.proofs import Mismatch
-from netstorm.pslite.tcp_info import borrowed_socket, bytes_received, descriptor_of, progress_of, shut_down
+from netstorm.pslite.tcp_info import (
+    Backlog,
+    borrowed_socket,
+    bytes_received,
+    descriptor_of,
+    progress_of,
+    shut_down,
+)
 from netstorm.pslite.van import Broken, Connection, VanEvent, connecting_s
 
 __all__ = [
@@ -315,7 +322,7 @@ class _Stage(enum.IntEnum):
 class _AcceptedConnection:
     """One connection."""
 
-    __slots__ = ("address", "connection", "descriptor", "group", "since", "stage", "user")
+    __slots__ = ("address", "backlog", "connection", "descriptor", "group", "since", "stage", "user")
 
     def __init__(self, descriptor: int, address: str, now: float) -> None:
         self.descriptor: Final = descriptor
@@ -326,6 +333,7 @@ class _AcceptedConnection:
         self.stage = _Stage.SILENT
         self.connection: Connection | None = None
         self.user = ""
+        self.backlog: Final = Backlog()
 
     @property
     def name(self) -> str:
@@ -411,6 +419,11 @@ class AcceptedConnections:
         """Return the descriptor of a connection over which a message has come; -1: it has ended."""
         entry = self._heard.get(connection)
         return -1 if entry is None else entry.descriptor
+
+    def is_full(self, connection: Connection, nbytes: int) -> bool:
+        """See `Backlog`."""
+        entry = self._heard.get(connection)
+        return entry is not None and entry.backlog.is_full(nbytes, lambda: (entry.descriptor,))
 
     def heard(self, connection: Connection, descriptor: int, user: str) -> None:
         """Record the first message over a connection, and the text of the key of its sender."""

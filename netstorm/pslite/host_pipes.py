@@ -20,11 +20,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import select
 import signal
 import stat
 import struct
+import sys
+import termios
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +35,7 @@ from typing import Final, NamedTuple, Protocol
 
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import MAX_HEADER_BYTES, Buffer
+from netstorm.pslite.tcp_info import MOST_WAITING_BYTES
 from netstorm.pslite.van import Connection
 
 __all__ = ["SLOTS", "SLOT_BYTES", "Descriptors", "HostPipes", "PipeMessage"]
@@ -59,7 +63,8 @@ _MOST_HELD: Final = 2**20
 while the next ones are copied. The rest of a turn's messages are one write."""
 
 _MOST_WAITING: Final = 65_536
-"""Pieces that wait for room, far above what sessions have under way: the peer has stopped reading."""
+"""Pieces that wait for room, far above what sessions have under way: the peer has stopped reading. So it has
+if `MOST_WAITING_BYTES` wait."""
 
 _OPEN: Final = os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -71,6 +76,11 @@ _read.restype = ctypes.c_ssize_t
 _write: Final = _libc.write
 _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write.restype = ctypes.c_ssize_t
+
+
+def _bytes_in(pipe: int) -> int:
+    """Return how many bytes a pipe holds."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 class Descriptors(Protocol):
@@ -227,23 +237,22 @@ class HostPipes:
         much is referred to. False: nobody reads the pipe any more.
         """
         pipes = self._pipes[connection]
-        if pipes.is_broken or len(pipes.pieces) > _MOST_WAITING:
+        if pipes.is_broken or len(pipes.pieces) > _MOST_WAITING or pipes.waiting > MOST_WAITING_BYTES:
             return False
         if not pipes.waits:
             self._written[connection] = pipes
         if reference is not None:
-            pipes.pieces.append(_PREFIX.pack(len(header), len(reference), _REFERENCE) + header + reference)
+            pipes.add(_PREFIX.pack(len(header), len(reference), _REFERENCE) + header + reference)
             pipes.held += 0 if payload is None else memoryview(payload).nbytes
             if pipes.held >= _MOST_HELD and not pipes.waits:
                 self._write_out(connection, pipes)
         elif payload is None:
-            pipes.pieces.append(_PREFIX.pack(len(header), 0, _ALONE) + header)
+            pipes.add(_PREFIX.pack(len(header), 0, _ALONE) + header)
         else:
             values = memoryview(payload).cast("B")
-            pipes.pieces.append(_PREFIX.pack(len(header), len(values), _PAYLOAD) + header)
-            pipes.pieces.extend(
-                bytes(values[begin : begin + _PIECE]) for begin in range(0, len(values), _PIECE)
-            )
+            pipes.add(_PREFIX.pack(len(header), len(values), _PAYLOAD) + header)
+            for begin in range(0, len(values), _PIECE):
+                pipes.add(bytes(values[begin : begin + _PIECE]))
         return True
 
     def flush(self) -> None:
@@ -268,6 +277,7 @@ class HostPipes:
             data = taken[0] if len(taken) == 1 else b"".join(taken)
             written = _write(pipes.descriptor, data, size)
             self._counters.add("pipe_writes")
+            pipes.waiting -= max(0, written)
             if written < 0 and ctypes.get_errno() == errno.EPIPE:
                 pipes.is_broken = True
                 pieces.clear()
@@ -297,14 +307,18 @@ class HostPipes:
         return messages
 
     def drain(self, connection: Connection) -> list[tuple[Connection, PipeMessage | None]]:
-        """Return all that has come over a connection, which has ended."""
+        """Return all that has come over a connection, which has ended: what its pipe holds now. Its peer may
+        go on writing.
+        """
         messages: list[tuple[Connection, PipeMessage | None]] = []
         incoming = self._incoming.get(connection)
-        while incoming is not None and (incoming.has_whole() or self._fill(connection, incoming)):
-            before = len(messages)
+        if incoming is None:
+            return messages
+        left = _bytes_in(incoming.descriptor)
+        while left > 0 and (count := self._fill(incoming)):
+            left -= count
+        while incoming.has_whole() and (not messages or messages[-1][1] is not None):
             self._read_one(connection, messages, _PIECE)
-            if len(messages) > before and messages[-1][1] is None:
-                break
         self._readable.pop(connection, None)
         return messages
 
@@ -313,7 +327,7 @@ class HostPipes:
     ) -> None:
         incoming = self._incoming[connection]
         if not incoming.has_whole():
-            self._fill(connection, incoming)
+            self._fill(incoming)
         while room > 0:
             try:
                 message = incoming.take(self._most_bytes)
@@ -326,18 +340,18 @@ class HostPipes:
             room -= 1
         self._readable[connection] = None
 
-    def _fill(self, connection: Connection, incoming: _WayIn) -> bool:
-        """Read what there is, at most a pipe's size; return whether there was anything."""
+    def _fill(self, incoming: _WayIn) -> int:
+        """Read what there is, at most a pipe's size; return how many bytes there were."""
         if incoming.ended:
-            return False
-        count = _read(incoming.descriptor, self._buffer, _PIECE)
+            return 0
+        count = int(_read(incoming.descriptor, self._buffer, _PIECE))
         if count > 0:
             incoming.bytes += memoryview(self._buffer)[:count]
-            return True
+            return count
         if count == 0:  # the other side has closed it, and soon the connection
             incoming.ended = True
             self._descriptors.unwatch(incoming.descriptor)
-        return False
+        return 0
 
     def _listen(self, connection: Connection, descriptor: int) -> None:
         self._incoming[connection] = _WayIn(descriptor)
@@ -365,18 +379,25 @@ class _Offer(NamedTuple):
 class _WayOut:
     """The way out of a connection."""
 
-    __slots__ = ("descriptor", "held", "is_broken", "pieces", "waits")
+    __slots__ = ("descriptor", "held", "is_broken", "pieces", "waiting", "waits")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor: Final = descriptor
         self.pieces: Final[deque[bytes]] = deque()
         """What was handed over and not written yet."""
+        self.waiting = 0
+        """Bytes of these."""
         self.held = 0
         """Bytes of payloads that these refer to."""
         self.waits = False
         """For room."""
         self.is_broken = False
         """Nobody reads it any more."""
+
+    def add(self, piece: bytes) -> None:
+        """Add what is to be written next."""
+        self.pieces.append(piece)
+        self.waiting += len(piece)
 
 
 class _WayIn:

@@ -9,7 +9,7 @@ import contextlib
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import zmq
@@ -17,6 +17,8 @@ import zmq
 from netstorm.pslite.rates import TcpProgress
 
 __all__ = [
+    "MOST_WAITING_BYTES",
+    "Backlog",
     "answers_late",
     "borrowed_socket",
     "bytes_received",
@@ -53,8 +55,18 @@ _ANSWER_MS: Final = 200
 _LATE_MS: Final = 1000
 """A round trip of so long, and four times the shortest, waits for other data, or for losses."""
 
-_RECEIVED: Final = 128
-"""Offset of tcpi_bytes_received, of 64 bits."""
+_ARRIVED, _RECEIVED = 120, 128
+"""Offsets of tcpi_bytes_acked and tcpi_bytes_received, of 64 bits."""
+
+MOST_WAITING_BYTES: Final = 512 * 2**20
+"""Bytes that may wait for room in one connection: more than windows let wait, but where the bandwidth-delay
+product is above 128 MB (`Backlog`). A peer that takes nothing can make more wait."""
+
+_LOOK_BYTES: Final = 2**20
+"""So much is handed over to a connection between two looks at what has arrived."""
+
+_FLIGHTS: Final = 8
+"""So many times what TCP has had in flight may wait: twice a window (`Window`)."""
 
 _CONTROL: Final = 26
 """TCP_CC_INFO: the state of the congestion control. Only BBR's has `_BBR_BYTES`."""
@@ -120,6 +132,39 @@ def bytes_received(descriptor: int) -> int:
     """Return how many bytes have come over a connection; 0: unknown."""
     raw = _raw(descriptor)
     return int(_U64.unpack_from(raw, _RECEIVED)[0]) if raw else 0
+
+
+class Backlog:
+    """What was handed over to a connection and has not come to the machine at its other end.
+
+    A peer may acknowledge what it has not read, or ask for it again and again. Its kernel does not.
+    """
+
+    __slots__ = ("_arrived", "_flight", "_handed", "_look_at")
+
+    def __init__(self) -> None:
+        self._handed = self._arrived = self._flight = 0
+        self._look_at = _LOOK_BYTES
+
+    def is_full(self, nbytes: int, descriptors: Callable[[], Iterable[int]]) -> bool:
+        """Note that so many bytes are to be handed over; return whether too many wait already.
+
+        Args:
+            nbytes: of frames. What ZeroMQ and encryption add is not known, so a little less seems to wait.
+            descriptors: returns those of all streams.
+        """
+        self._handed += nbytes
+        if self._handed < self._look_at:
+            return False
+        each = [raw for descriptor in descriptors() if (raw := _raw(descriptor))]
+        arrived = sum(int(_U64.unpack_from(raw, _ARRIVED)[0]) for raw in each)
+        flight = sum(_U32.unpack_from(raw, _UNACKED)[0] * _U32.unpack_from(raw, _SEGMENT)[0] for raw in each)
+        self._flight = max(self._flight, flight)
+        waiting = self._handed - (arrived - self._arrived)
+        if waiting <= 0 or not each:  # all has arrived, or nobody knows
+            self._handed, self._arrived, waiting = 0, arrived, 0
+        self._look_at = self._handed + _LOOK_BYTES
+        return waiting > MOST_WAITING_BYTES + _FLIGHTS * self._flight
 
 
 def is_acknowledged(descriptor: int, limit_s: float) -> bool:

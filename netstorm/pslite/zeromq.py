@@ -58,6 +58,7 @@ from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.shared_memory import SharedPayloads
 from netstorm.pslite.system import abandon_after_fork, close_inherited
 from netstorm.pslite.tcp_info import (
+    Backlog,
     answers_late,
     descriptor_of,
     is_acknowledged,
@@ -76,6 +77,8 @@ __all__ = ["SocketOption", "ZmqVan", "accepting", "both", "context_options", "op
 _MESSAGES_AT_ONCE: Final = 16
 """Most messages that one `poll` returns: about 1 ms of work, before acknowledgements and queues get their
 turn."""
+
+_FULL: Final = "the connection's queue is full: its peer has stopped reading"
 
 _LOOK_BYTES: Final = 2**20
 """So much a connection carries between two looks for losses."""
@@ -271,13 +274,13 @@ class ZmqVan:
         if link is not None and link.pending is not None:
             link.pending.append((header, None if payload is None else bytes(payload)))
             return True
+        reference = None if payload is None else self.memory.reference(connection, payload)
         to = self._way(connection, payload, stream)
-        if to is None:
+        if to is None or self._is_full(connection, header, payload if reference is None else reference):
             return False
         try:
             if connection < 0:
                 to.send(identity_of(connection), _MORE)
-            reference = None if payload is None else self.memory.reference(connection, payload)
             if payload is None:
                 to.send(header, _NOBLOCK)
             elif reference is not None:
@@ -298,9 +301,23 @@ class ZmqVan:
             if connection > 0:
                 self._check_monitor(self._links[connection])  # a connection that has just ended says so, too
                 if connection in self._links:
-                    self._events.append(Broken(connection, "the connection's queue is full"))
+                    self._events.append(Broken(connection, _FULL))
             return False
         return True
+
+    def _is_full(self, connection: Connection, header: bytes, rest: Buffer | None) -> bool:
+        """Return whether no more fits in a connection's queue, and have it broken then."""
+        nbytes = len(header) + (0 if rest is None else memoryview(rest).nbytes)
+        if connection < 0:
+            is_full = self.accepted.is_full(connection, nbytes)
+            if is_full:
+                self.refuse(connection, _FULL)
+            return is_full
+        link = self._links[connection]
+        is_full = link.backlog.is_full(nbytes, lambda: [one.descriptor for one in (link, *link.streams)])
+        if is_full:
+            self._events.append(Broken(connection, _FULL))
+        return is_full
 
     def close(self, connection: Connection) -> None:
         """Close a connection; unsent frames are dropped. Connections that others opened are theirs to close,
@@ -580,8 +597,11 @@ class ZmqVan:
     # ------------------------------------------------------------------------------------------------ reading
 
     def _came(self, messages: Iterable[tuple[Connection, PipeMessage | None]]) -> None:
-        """Take what has come through pipes."""
+        """Take what has come through pipes, from each until it is damaged."""
+        damaged: set[Connection] = set()
         for connection, message in messages:
+            if connection in damaged:
+                continue
             if message is None:
                 self._drop_pipe(connection, "what has come is no message")
                 continue
@@ -590,6 +610,7 @@ class ZmqVan:
                 payload = self.memory.payload(connection, message.reference)
                 if payload is None:
                     self._drop_pipe(connection, "it refers to a payload that is not there")
+                    damaged.add(connection)
                     continue
             frames = (message.header,) if payload is None else (message.header, payload)
             self._events.append(Received(connection, frames))
@@ -652,6 +673,7 @@ class ZmqLink:
         refused: no process listens at the address.
         streams: further streams, in the order in which they can be used.
         not_used: those that the other side has not answered yet.
+        backlog: what waits in its queue.
         handed: bytes of payloads that were handed over.
         look_at: so many bytes after which losses are looked for.
         deadline: when it counts as failed unless it is up by then, on the local clock.
@@ -663,6 +685,7 @@ class ZmqLink:
         "_prefers_bbr",
         "_started",
         "address",
+        "backlog",
         "connection",
         "deadline",
         "descriptor",
@@ -719,6 +742,7 @@ class ZmqLink:
         self.address = ""
         self.streams: Final[list[ZmqLink]] = []
         self.not_used: Final[list[ZmqLink]] = []
+        self.backlog: Final = Backlog()
         self.handed = 0
         self.look_at: float = _LOOK_BYTES
         self.descriptor = -1

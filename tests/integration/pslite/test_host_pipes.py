@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from netstorm.observe.log import Counters
 from netstorm.protocol.messages import SharedMemory
+from netstorm.pslite import host_pipes
 from netstorm.pslite.host_pipes import SLOT_BYTES, SLOTS, HostPipes, PipeMessage
 from netstorm.pslite.shared_memory import SharedPayloads
 from netstorm.pslite.van import Broken, Connection, Received, VanEvent
@@ -164,6 +166,51 @@ def test_a_reference_to_what_is_not_there_ends_the_connection(vans):
     [event] = vans.events(1)
     assert isinstance(event, Broken)
     assert "not there" in event.reason
+
+
+def test_what_is_behind_a_damaged_message_is_dropped_and_the_connection_ends_once(vans):
+    for header in (b"head", b"behind"):
+        vans.here._pipes.put(A, header, None, b"no reference")
+    vans.here.transmit(A, b"last", None)
+    vans.here.poll(0)
+    assert [type(event) for event in vans.events(1)] == [Broken]
+
+
+def test_a_peer_whose_connection_has_ended_is_not_read_for_as_long_as_it_writes(vans):
+    """A process that has the pipe writes without end, as fast as it can."""
+    program = """
+import os, sys
+from netstorm.pslite.host_pipes import _PREFIX
+descriptor = int(sys.argv[1])
+os.set_blocking(descriptor, True)
+messages = _PREFIX.pack(0, 0, 0) * 5000
+while True:
+    os.write(descriptor, messages)
+"""
+    descriptor = vans.here._pipes._pipes[A].descriptor
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(descriptor)], pass_fds=[descriptor], cwd=ROOT
+    ) as writer:
+        try:
+            vans.come(1)
+            read: list[int] = []
+            reader = threading.Thread(
+                target=lambda: read.append(len(vans.there._pipes.drain(vans.back))), daemon=True
+            )
+            reader.start()
+            reader.join(5)
+        finally:
+            writer.kill()
+    reader.join(20)
+    assert 0 < read[0] <= 2**20 // 9 + 1, "more than a pipe can hold"
+
+
+def test_a_pipe_that_is_not_read_is_given_no_more_than_a_bound_in_bytes(vans, monkeypatch):
+    monkeypatch.setattr(host_pipes, "MOST_WAITING_BYTES", 2**24)
+    taken = 0
+    while taken < 100 and vans.here._pipes.put(A, b"x", bytes(2**20), None):
+        taken += 1
+    assert taken == 16
 
 
 def test_what_nobody_reads_any_more_is_refused_and_does_not_end_the_process():

@@ -17,6 +17,7 @@ import zmq
 from netstorm.errors import SettingsError, UsageError
 from netstorm.lab.testing.tcp_proxy import TcpProxy
 from netstorm.observe.log import Counters
+from netstorm.pslite import tcp_info
 from netstorm.pslite import zeromq as zmq_options
 from netstorm.pslite.guard import LETTER
 from netstorm.pslite.host_addresses import source_towards
@@ -630,3 +631,33 @@ def test_a_peer_that_has_stopped_reading_breaks_its_connection_and_fills_no_memo
             taken += 1
             assert taken < 1000
         assert [event.connection for event in here.poll(0.0)] == [A]
+
+
+@pytest.mark.parametrize("way", ["opened here", "opened by others"])
+def test_what_waits_for_a_peer_that_has_stopped_reading_is_bounded_in_bytes(vans, monkeypatch, way):
+    """Beside what waits here there are 64 MB in ZeroMQ's queue at the other end."""
+    monkeypatch.setattr(tcp_info, "MOST_WAITING_BYTES", 2**23)
+    (here, _), (there, port) = vans(), vans()
+    here.open(A, "127.0.0.1", port)
+    here.transmit(A, b"", None)
+    [event] = poll_until(there, bool)
+    there.admit(event.connection)
+    sender, connection = (here, A) if way == "opened here" else (there, event.connection)
+    here.poll(0.0)
+    taken = 0
+    while sender.transmit(connection, b"", bytes(2**16)):
+        taken += 1
+        assert taken < 10_000
+    [ended] = poll_until(sender, bool)
+    assert (type(ended), ended.connection) == (Broken, connection)
+
+
+def test_more_than_what_may_wait_goes_to_a_peer_that_reads(vans, monkeypatch):
+    monkeypatch.setattr(tcp_info, "MOST_WAITING_BYTES", 2**22)
+    monkeypatch.setattr(tcp_info, "_FLIGHTS", 0)
+    (here, _), (there, port) = vans(), vans()
+    here.open(A, "127.0.0.1", port)
+    for number in range(40):
+        assert here.transmit(A, b"%d" % number, bytes(2**20))
+        here.poll(0.0)
+        poll_until(there, bool)

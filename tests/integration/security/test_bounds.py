@@ -16,9 +16,11 @@ import pytest
 
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer, checksum, encode_body, open_frames, seal
+from netstorm.pslite import tcp_info, zeromq
 from netstorm.pslite.io_thread import Driver
-from netstorm.pslite.machine import Connect, ForwardedBytes
+from netstorm.pslite.machine import Connect, ForwardedBytes, Send
 from netstorm.pslite.van import Broken, Connection, Received
+from netstorm.pslite.zeromq import SocketOption
 from tests.integration.forking import ForkedProcess
 from tests.integration.jobs import Job
 from tests.integration.scheduler.scripted import wait_for
@@ -58,18 +60,20 @@ class Hostile:
         return self.connection in [event.connection for event in events_of(self.van, Broken)]
 
 
+PART: dict[str, Any] = {
+    "key": 1,
+    "round": 0,
+    "chunk": 0,
+    "phase": m.Phase.REDUCE,
+    "version": 1,
+    "tree": 0,
+    "contributors": b"\x02",
+    "dtype": "float32",
+}
+
+
 def part(key: int, sequence: int, payload: bytes, **along: Any) -> bytes:
-    body = m.Part(
-        key=key,
-        round=0,
-        chunk=0,
-        phase=m.Phase.REDUCE,
-        version=1,
-        tree=0,
-        contributors=b"\x02",
-        dtype="float32",
-        **along,
-    )
+    body = m.Part(**{**PART, "key": key, **along})
     return seal(encode_body(body), sequence=sequence, sent_at=1, payload_crc=checksum(payload))
 
 
@@ -166,6 +170,45 @@ def test_values_for_the_scheduler_are_refused_before_they_are_held_and_the_conne
     assert f"Part with {MIB} bytes of values, which no message between these two processes has" in caplog.text
     assert f"refused a connection from 127.0.0.1 (key {hostile.user})" in caplog.text
     assert on_thread(driver, lambda: driver.endpoint._sessions.held_bytes.room(Peer(0))) == float("inf")
+
+
+def test_a_member_that_asks_for_values_again_and_reads_none_makes_no_more_than_a_bound_wait(
+    keyed, started, monkeypatch
+):
+    """Each request, of less than 100 bytes, is for a megabyte."""
+    monkeypatch.setattr(tcp_info, "MOST_WAITING_BYTES", 32 * MIB)
+    few = SocketOption("RCVHWM", 2, "the test's own memory")
+    accepting = zeromq.accepting
+    monkeypatch.setattr(zeromq, "accepting", lambda: (*accepting(), few))
+    hostile = keyed(KEY)
+    driver, _ = started(node_of(hostile), 0, ordered=lambda _: False)
+    connect = Connect(peer=Peer(1), host="127.0.0.1", port=hostile.port)
+    on_thread(driver, lambda: driver.endpoint.connect(connect, time.monotonic()))
+    values = Send(peer=Peer(1), message=m.Part(**PART), payload=bytes(MIB))
+    on_thread(driver, lambda: driver.endpoint.send(values, time.monotonic()))
+    poll_all(lambda: events_of(hostile, Received), hostile)
+    first = events_of(hostile, Received)[0]
+    said = open_frames(first.frames[0], 1).message
+    assert isinstance(said, m.Hello)
+
+    def say(message: m.Message) -> None:
+        header = seal(encode_body(message), sequence=0, sent_at=1, payload_crc=None)
+        assert hostile.van.transmit(first.connection, header, None)
+
+    say(m.Welcome(incarnation=101, session=said.session, received=0, token=1))
+
+    def counted(name: str) -> int:
+        return int(on_thread(driver, driver.endpoint.links)[Peer(1), True][name])
+
+    for _ in range(400):  # one at a time: those that come together are one
+        before = counted("messages_resent")
+        say(m.Nack(sequence=1))
+        deadline = time.monotonic() + 2
+        while counted("messages_resent") == before and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if counted("messages_resent") == before:
+            break
+    assert 16 < counted("messages_resent") < 300
 
 
 # --------------------------------------------------------------------------------------------- connections
