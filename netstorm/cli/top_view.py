@@ -181,6 +181,9 @@ _COLUMNS: Final = (
 _DROPPED_FIRST: Final = ("clock", "sent", "site", "heard", "node", "sending", "waiting")
 """The columns that a narrow terminal can do without, from the least important one on."""
 
+_DEEPEST: Final = 100
+"""Levels of a tree that are shown: a line has no room for more."""
+
 
 def _rank(node: NodeView) -> str:
     return "any" if node.rank is None else str(node.rank)
@@ -224,8 +227,10 @@ def _compression(status: JobStatus) -> Iterator[Text]:
         yield Text.assemble(("compression:  ", "dim"), text)
 
 
-def _brackets(rank: int, children: Sequence[Sequence[int]]) -> str:
-    below = " ".join(_brackets(child, children) for child in children[rank])
+def _brackets(rank: int, children: Sequence[Sequence[int]], depth: int = 0) -> str:
+    if depth > _DEEPEST:
+        return "…"
+    below = " ".join(_brackets(child, children, depth + 1) for child in children[rank])
     return f"{rank}({below})" if below else str(rank)
 
 

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from netstorm.addresses import bracketed
 from netstorm.dashboard.history import History, Update
@@ -44,6 +45,11 @@ _IDLE_EVERY_S: Final = 5.0
 _MOST_WAITING: Final = 8
 """Messages for a viewer that does not read; then its connection is closed, and its browser opens another."""
 _MOST_VIEWERS: Final = 64
+"""Connections, but for `_MOST_SILENT`."""
+_MOST_SILENT: Final = 32
+"""Connections that have not asked for anything yet; one more closes the oldest of them."""
+_SILENCE_S: Final = 5.0
+"""How long one may be silent."""
 _MOST_JOBS: Final = 64
 """Jobs whose curves are kept; the one that was looked at least lately goes."""
 
@@ -206,7 +212,7 @@ class PageGuard:
     def _answer(self, request: Request) -> Response | None:
         """Return the answer to a request that is refused, or redirected; None: it is served."""
         if not is_own_host(request.headers.get("host", "localhost"), self._names):
-            return PlainTextResponse("this is another host: ask by its address, or by localhost\n", 421)
+            return _refusal("this is another host: ask by its address, or by localhost\n", 421)
         if self._token is None:
             return None
         cookie = f"netstorm-{request.url.port or 0}"  # cookies are the host's, not the port's
@@ -218,11 +224,16 @@ class PageGuard:
             return redirect
         if self._is_right(request.cookies.get(cookie, "")):
             return None
-        return PlainTextResponse("this page needs the link that netstorm dashboard has printed\n", 401)
+        return _refusal("this page needs the link that netstorm dashboard has printed\n", 401)
 
     def _is_right(self, given: str) -> bool:
         # The time of a comparison must not tell how many characters were right.
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def _refusal(text: str, status: int) -> Response:
+    """Return the last answer over a connection: it makes room for those who may see the page."""
+    return PlainTextResponse(text, status, headers={"connection": "close"})
 
 
 _HEADERS: Final = [
@@ -279,7 +290,8 @@ def serve(
             app,
             log_config=None,
             access_log=False,
-            limit_concurrency=_MOST_VIEWERS,
+            http=_PageConnection,
+            limit_concurrency=_MOST_VIEWERS + _MOST_SILENT,
             lifespan="off",
             ssl_certfile=certificate,
             ssl_keyfile=key,
@@ -294,6 +306,28 @@ def serve(
                 await polling
 
     asyncio.run(run())
+
+
+class _PageConnection(H11Protocol):
+    """Keeps nobody out by being silent: Uvicorn waits for ever for a connection's first request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.began = self.loop.time()
+        silent = [one for one in self.connections if isinstance(one, _PageConnection) and one.is_silent]
+        if len(silent) > _MOST_SILENT:
+            min(silent, key=lambda one: one.began).transport.abort()
+        self.loop.call_later(_SILENCE_S, self._end_silence)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is open, and no request has come."""
+        has_asked: object = self.cycle  # None until then, though its type does not say so
+        return has_asked is None and not self.transport.is_closing()
+
+    def _end_silence(self) -> None:
+        if self.is_silent:
+            self.transport.abort()
 
 
 class _PageServer(uvicorn.Server):

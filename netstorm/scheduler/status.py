@@ -95,6 +95,17 @@ class TreeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """By rank; -1 at the root, -2 for a rank that has left the job."""
     broadcast_parent: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        """Check what walks of the tree rely on: then they end.
+
+        Raises:
+            ValueError: it is no tree.
+        """
+        size = len(self.reduce_parent)
+        for parents in (self.reduce_parent, self.broadcast_parent):
+            if not (0 <= self.root < size == len(parents) and max(parents) < size and parents[self.root] < 0):
+                raise ValueError(f"no tree of {size} ranks with root {self.root}: parents {parents[:16]}")
+
 
 def tree_traffic(trees: Iterable[TreeStatus]) -> dict[tuple[int, int], float]:
     """Return how often all data go over each link, from a rank to another, along some trees."""

@@ -6,11 +6,14 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -84,6 +87,33 @@ def test_a_running_job_is_shown_recorded_and_reported(tmp_path):
 
         (tmp_path / "stop").touch()
         assert [end.code for end in job.end_all()] == [0, 0]
+
+
+def test_strangers_that_say_nothing_or_have_no_token_keep_no_viewer_out(tmp_path):
+    token = tmp_path / "web.token"
+    token.touch(0o600)
+    token.write_text("0123456789abcdef0123456789abcdef")
+    with (
+        Job(tmp_path, 1, NETSTORM_WEB_TOKEN_FILE=token) as job,
+        dashboard(tmp_path, "--scheduler", job.address, "--token-file", str(token)) as address,
+        ExitStack() as strangers,
+    ):
+        where = urlsplit(address)
+        assert where.hostname is not None
+        assert where.port is not None
+        open_ones = []
+        for number in range(200):
+            stranger = socket.create_connection((where.hostname, where.port), LIMIT_S)
+            open_ones.append(strangers.enter_context(stranger))
+            if number % 4 == 0:
+                stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert b" 401 " in stranger.recv(4096)
+        assert "<title>NetStorm</title>" in browser().open(address, timeout=LIMIT_S).read().decode()
+        assert open_ones[-1].recv(1) == b"", "the last one is closed, too"
+
+
+def browser() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
 
 
 def test_a_launcher_starts_a_dashboard_that_ends_with_the_job(tmp_path):

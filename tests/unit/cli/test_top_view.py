@@ -12,6 +12,7 @@ from netstorm.cli.top_view import view
 from netstorm.protocol import messages as m
 from netstorm.scheduler.bound import Bound
 from netstorm.scheduler.build_status import build_status
+from netstorm.scheduler.status import TreeStatus
 from netstorm.topology.files import parse_network
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy
@@ -104,6 +105,36 @@ def test_trees_are_shown_as_brackets_and_both_ways_where_they_differ():
     assert line_with(lines, "25.0%").split(None, 1)[1] == "3(0 1 2)"
     assert line_with(lines, "policy 2").endswith(": why")
     assert any(line.startswith("   1  ended 0.0s ago") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("root", "parents"),
+    [
+        (0, (-1, 16, 0)),
+        (3, (-1, 0, 0)),
+        (-1, (-1, 0, 0)),
+        (0, (1, 0, 0)),
+        (0, (-1, 0)),
+        (0, ()),
+    ],
+    ids=["a parent that is not there", "nor its root", "a root below 0", "a loop", "too short", "empty"],
+)
+def test_what_is_no_tree_is_no_status_whoever_has_sent_it(root, parents):
+    sent = {"root": root, "share": 1.0, "reduce_parent": (-1, 0, 0), "broadcast_parent": parents}
+    with pytest.raises(msgspec.ValidationError, match="no tree of 3 ranks"):
+        msgspec.json.decode(msgspec.json.encode(sent), type=TreeStatus)
+
+
+def test_a_tree_of_any_depth_is_shown():
+    driven = running(2)
+    status = build_status(driven.machine.snapshot(driven.now), time=0.0, scheduler="h:1", http="h:2")
+    chain = tuple(range(-1, 2000))
+    tree = TreeStatus(root=0, share=1.0, reduce_parent=chain, broadcast_parent=chain)
+    policy = msgspec.structs.replace(status.policy, trees=(tree,))
+    console = Console(width=2000, color_system=None, highlight=False)
+    with console.capture() as capture:
+        console.print(view(msgspec.structs.replace(status, policy=policy), 2000))
+    assert "(99(100(…)))" in capture.get()
 
 
 def test_the_matrix_has_a_measured_link_in_the_row_of_its_source():
