@@ -55,6 +55,13 @@ __all__ = [
 ]
 
 
+_AT_ONCE: Final = 256
+"""Events or questions of ZeroMQ that are handled before messages have their turn: 7 ms. Strangers may open
+connections without end."""
+_READ_AHEAD: Final = 16
+"""So many times as many events are read if a new connection's may be among them."""
+
+
 class Guard:
     """Guards one van. All methods belong to its thread.
 
@@ -99,7 +106,7 @@ class Guard:
         own = self.authenticator
         return LETTER + (fresh_number() if own is None else own.fresh_proof())
 
-    def watch(self, watch: Callable[[zmq.Socket[bytes], Callable[[], None]], None]) -> None:
+    def watch(self, watch: Callable[[zmq.Socket[bytes], Callable[[], bool]], None]) -> None:
         """Have ZeroMQ's questions answered; `watch` watches a socket."""
         if self.authenticator is not None:
             watch(self.authenticator.socket, self.authenticator.answer)
@@ -120,7 +127,7 @@ class Guard:
     def listening(
         self,
         port: int,
-        watch: Callable[[zmq.Socket[bytes], Callable[[], None]], None],
+        watch: Callable[[zmq.Socket[bytes], Callable[[], bool]], None],
         on_end: Callable[[Connection], None],
     ) -> None:
         """Record that the socket listens; `watch` watches a socket, `on_end` is told of connections that have
@@ -136,8 +143,9 @@ class Guard:
 
     def heard(self, connection: Connection, frame: zmq.Frame, user: str) -> None:
         """Record the first message over a connection that another process has opened."""
-        if self._refused is not None:
-            self._refused.read()  # its descriptor may be that of one whose end is not known here yet
+        for _ in range(_READ_AHEAD):  # its descriptor may be that of one whose end is not known here yet
+            if self._refused is None or not self._refused.read():
+                break
         self.accepted.heard(connection, descriptor_of(frame), user)
 
     def expelled(self) -> list[VanEvent]:
@@ -226,17 +234,18 @@ class Authenticator:
         """Return the proof, for one connection that is opened here, that this process holds the job's key."""
         return self._proof.fresh(self._own.public)
 
-    def answer(self) -> None:
-        """Answer all questions that have come."""
-        while True:
+    def answer(self) -> bool:
+        """Answer questions that have come, at most `_AT_ONCE`; return whether there may be more."""
+        for _ in range(_AT_ONCE):
             try:
                 request = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                return False
             user = self._decide(request)
             status, text = (b"200", b"") if user else (b"400", b"not admitted")
             number = request[1] if len(request) > 1 else b""
             self.socket.send_multipart([b"1.0", number, status, text, user.encode(), b""], zmq.NOBLOCK)
+        return True
 
     def removed(self) -> Mapping[str, str]:
         """Return the names of the users that have been removed since the last call."""
@@ -706,13 +715,13 @@ class RefusedConnections:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(endpoint)
 
-    def read(self) -> None:
-        """Process all events that have come."""
-        while True:
+    def read(self) -> bool:
+        """Process events that have come, at most `_AT_ONCE`; return whether there may be more."""
+        for _ in range(_AT_ONCE):
             try:
                 event, value = _EVENT.unpack(self.socket.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
-                return
+                return False
             if event == zmq.EVENT_ACCEPTED:
                 self._counters.add("accepted_connections")
                 self._accepted.accepted(value, _peer_of(value), clock.monotonic())
@@ -725,6 +734,7 @@ class RefusedConnections:
                 failure, self._failure = self._failure, None
                 if failure is not None:
                     self._note(*failure, sender)
+        return True
 
     def close(self) -> None:
         """Close the monitor; before the ROUTER."""

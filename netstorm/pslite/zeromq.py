@@ -625,9 +625,10 @@ class ZmqVan:
     def _watch_socket(self, watched: zmq.Socket[bytes], connection: Connection | None) -> None:
         self._watch_fd(watched, lambda: self._reader.mark(watched, connection))
 
-    def _watch_fd(self, watched: zmq.Socket[bytes], callback: Callable[[], None]) -> None:
-        self.watch(int(watched.getsockopt(zmq.FD)), callback)
-        callback()  # events before this are not reported again
+    def _watch_fd(self, watched: zmq.Socket[bytes], callback: Callable[[], bool | None]) -> None:
+        descriptor = int(watched.getsockopt(zmq.FD))
+        self._descriptors.watch(descriptor, callback)
+        self._descriptors.call(descriptor)  # events before this are not reported again
 
     def _accepted_ended(self, connection: Connection) -> None:
         self._reader.ended[connection] = None
@@ -991,15 +992,19 @@ class DescriptorPoller:
     def __init__(self, woken: Callable[[], None]) -> None:
         """`woken` is called from `poll` after each `wake`."""
         self._woken: Final = woken
-        self._callbacks: Final[dict[int, Callable[[], None]]] = {}
+        self._callbacks: Final[dict[int, Callable[[], bool | None]]] = {}
+        self._unfinished: dict[int, None] = {}
+        """Those that are to be called again."""
         self._epoll: Final = select.epoll()
         self._wake_fd: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock: Final = threading.Lock()
         self._closed = False
         self.watch(self._wake_fd, self._read_wake_ups)
 
-    def watch(self, fd: int, callback: Callable[[], None], events: int = select.EPOLLIN) -> None:
-        """Call `callback` from `poll` whenever `fd` is ready, by default readable, until `unwatch`."""
+    def watch(self, fd: int, callback: Callable[[], bool | None], events: int = select.EPOLLIN) -> None:
+        """Call `callback` from `poll` whenever `fd` is ready, by default readable, until `unwatch`; and in
+        the next `poll` if it returns True: it has left something, so that others have their turn.
+        """
         self._callbacks[fd] = callback
         self._epoll.register(fd, events)
 
@@ -1011,10 +1016,16 @@ class DescriptorPoller:
 
     def poll(self, timeout_s: float) -> None:
         """Wait until a descriptor is readable, at most `timeout_s`; call the callbacks of those that are."""
-        for descriptor, _ in self._epoll.poll(max(0.0, timeout_s)):
-            callback = self._callbacks.get(descriptor)
-            if callback is not None:  # otherwise an earlier callback has closed it
-                callback()
+        ready, self._unfinished = self._unfinished, {}
+        ready.update((fd, None) for fd, _ in self._epoll.poll(0.0 if ready else max(0.0, timeout_s)))
+        for descriptor in ready:
+            self.call(descriptor)
+
+    def call(self, fd: int) -> None:
+        """Call the callback of a descriptor now; nothing happens if that is not watched any more."""
+        callback = self._callbacks.get(fd)
+        if callback is not None and callback():
+            self._unfinished[fd] = None
 
     def wake(self) -> None:
         """Make a waiting `poll` return. May be called by any thread."""

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -260,6 +261,22 @@ def test_strangers_that_say_nothing_do_not_keep_out_who_has_the_key(keyed, stran
         poll_all(partial(lambda wanted: len(events_of(there, Received)) == wanted, number), here, there)
     assert there.counters.get("refused_waiting") >= 250
     assert not events_of(here, Broken)
+
+
+def test_strangers_that_connect_and_leave_without_end_leave_others_their_turn(keyed, caplog):
+    there = keyed(KEY)
+    caplog.set_level("ERROR")
+    for _ in range(700):
+        with socket.create_connection(("127.0.0.1", there.port), timeout=20) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    time.sleep(0.5)  # ZeroMQ's thread tells of most of them
+    before, most, deadline = 0, 0, time.monotonic() + 20
+    while before < 700 and time.monotonic() < deadline:
+        there.van.poll(0.0)
+        now = there.counters.get("accepted_connections")
+        before, most = now, max(most, now - before)
+    assert 0 < most <= 256
+    assert before == 700
 
 
 FEW_DESCRIPTORS = """
