@@ -67,6 +67,8 @@ _MOST_WAITING: Final = 65_536
 if `MOST_WAITING_BYTES` wait."""
 
 _OPEN: Final = os.O_NONBLOCK | os.O_CLOEXEC
+_REACH: Final = _OPEN | os.O_NOCTTY
+"""Whatever a peer says is its pipe: a terminal would become this process's, and end it by SIGHUP."""
 
 # A pipe's read and write never wait here, so they keep the interpreter lock: to get it back may take long.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
@@ -174,9 +176,9 @@ class HostPipes:
         if offered != number or connection in self._pipes:
             return
         with contextlib.suppress(OSError):
-            read = os.open(f"/proc/{process}/fd/{to_read}", os.O_RDONLY | _OPEN)
+            read = os.open(f"/proc/{process}/fd/{to_read}", os.O_RDONLY | _REACH)
             try:
-                write = os.open(f"/proc/{process}/fd/{to_write}", os.O_WRONLY | _OPEN)
+                write = os.open(f"/proc/{process}/fd/{to_write}", os.O_WRONLY | _REACH)
             except OSError:
                 os.close(read)
                 return

@@ -49,6 +49,9 @@ _SIZE: Final = 256 * 2**20
 _STAGING: Final = 16 * 2**30
 """Bytes of its staging buffers, of which again only used pages exist: more than MXNet's models have."""
 
+_MOST_MAPPED: Final = 1024
+"""Memories of peers that are mapped at a time: 17 TB of 128 TB of addresses."""
+
 _TOKEN_BYTES: Final = 16
 _LEASES: Final = 8192
 _PIPES_BEGIN: Final = 8448
@@ -71,7 +74,7 @@ _LOCK: Final = struct.Struct("hhqqi4x")
 _LOCKED_FROM: Final = 2**40
 """Readers lock the byte with the number of their connection, beyond the memory itself."""
 
-_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _NAME: Final = "netstorm"
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -108,6 +111,8 @@ class SharedPayloads:
         self._unavailable = False
         self._shared: Final[set[Connection]] = set()
         self._borrowed: Final[dict[Connection, _PeersMemory]] = {}
+        self._mapped: Final[weakref.WeakSet[mmap.mmap]] = weakref.WeakSet()
+        """Memory of peers, also of those that are gone, whose payloads are used."""
 
     def lend(self, connection: Connection) -> SharedMemory | None:
         """Return where payloads over a connection that is opened here may lie; None: the system has no such
@@ -131,9 +136,14 @@ class SharedPayloads:
         return connection in self._shared
 
     def borrow(self, connection: Connection, memory: SharedMemory) -> bool:
-        """Map the memory of the process that has opened a connection; return whether that worked."""
+        """Map the memory of the process that has opened a connection; return whether that worked. A peer that
+        has more than this process, or again and again another one, would take all of its address space.
+        """
+        if memory.nbytes > self._nbytes + self._staging_bytes or len(self._mapped) >= _MOST_MAPPED:
+            return False
         with contextlib.suppress(OSError, ValueError):
             borrowed = self._borrowed[connection] = _PeersMemory(memory, self.room)
+            self._mapped.add(borrowed.map)
             if self._pipes is not None:
                 slot = borrowed.slot(memory.number)
                 self._pipes.accept(connection, memory.number, memory.process, slot)
@@ -477,28 +487,28 @@ class _PeersMemory:
         # A mapping keeps a descriptor of its own, and with the same one a forked child would hold the lock.
         mapped = os.open(path, _FLAGS)
         try:
-            self._map: Final = _mapped(mapped, memory.nbytes)
+            self.map: Final = _mapped(mapped, memory.nbytes)
         finally:
             os.close(mapped)
-        if self._map[:_TOKEN_BYTES] != memory.token:
+        if self.map[:_TOKEN_BYTES] != memory.token:
             raise ValueError(f"{path} is another process's memory")
 
     def slot(self, number: int) -> memoryview:
         """Return where its owner names the pipes of a connection, by its number there."""
-        return _slot(self._map, number)
+        return _slot(self.map, number)
 
     def payload(self, offset: int, nbytes: int, lease: int) -> Buffer | None:
         """See `SharedPayloads.payload`."""
-        if not (_BEGIN <= offset <= offset + nbytes <= len(self._map) and 0 < lease <= _LEASES):
+        if not (_BEGIN <= offset <= offset + nbytes <= len(self.map) and 0 < lease <= _LEASES):
             return None
-        values = np.frombuffer(self._map, np.uint8, nbytes, offset).view(LentPayload)
+        values = np.frombuffer(self.map, np.uint8, nbytes, offset).view(LentPayload)
         values.room = self._room
         weakref.finalize(values, self._end, lease).atexit = False
         return values.data
 
     def _end(self, lease: int) -> None:
         if os.getpid() == self._process:  # a forked child has a copy of what refers to the payload
-            self._map[_TOKEN_BYTES + lease] = 0
+            self.map[_TOKEN_BYTES + lease] = 0
 
 
 def _address(values: np.ndarray[Any, Any]) -> int:

@@ -376,3 +376,33 @@ def test_what_is_no_pair_of_pipes_is_not_opened(wrong):
     assert B not in ends.there
     assert ends.slot[16] == 0
     ends.close()
+
+
+def test_a_terminal_in_place_of_a_pipe_does_not_become_that_of_its_process():
+    """Else it ends with the terminal. A process that has none takes the first one that it opens."""
+    program = """
+import os, sys
+from tests.integration.pslite.test_host_pipes import A, B, Ends
+ends = Ends()
+ends.here.offer(A, ends.slot)
+ends.slot[8:12] = int(sys.argv[1]).to_bytes(4, "little")
+ends.there.accept(B, int(A), os.getppid(), ends.slot)
+assert B not in ends.there
+try:
+    os.open("/dev/tty", os.O_RDWR)
+except OSError:
+    print("none")
+"""
+    ours, terminal = os.openpty()
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(terminal)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        start_new_session=True,
+    )
+    os.close(ours)
+    os.close(terminal)
+    assert (run.returncode, run.stdout) == (0, "none\n"), run.stderr

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -25,6 +27,7 @@ from netstorm.lab.testing.conformance import VanConformance
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import StagedValues, constant_payload
 from netstorm.protocol.messages import SharedMemory
+from netstorm.pslite import shared_memory
 from netstorm.pslite.host_addresses import is_own_address
 from netstorm.pslite.shared_memory import SharedPayloads
 from netstorm.pslite.van import Connection, Received
@@ -180,7 +183,7 @@ def test_a_constant_payload_lies_at_one_place_for_all_and_nobody_can_change_it(p
     other = pair.give(constant_payload(values_of(8)))
     assert np.frombuffer(second, np.uint8)[-1] == 7
     # Two mappings of one place: a write through one is seen through the other.
-    writable = np.frombuffer(pair.reader._borrowed[HERE]._map, np.uint8)
+    writable = np.frombuffer(pair.reader._borrowed[HERE].map, np.uint8)
     offset = where[0] - writable.__array_interface__["data"][0]
     writable[offset] = 99
     assert np.frombuffer(second, np.uint8)[0] == 99
@@ -234,7 +237,7 @@ def test_a_sum_with_a_lent_payload_lies_in_the_readers_own_memory_and_is_not_cop
         got[0][0] = 1
     place = np.frombuffer(middle.reader._own._map, np.uint8).__array_interface__["data"][0]
     where = np.frombuffer(total, np.uint8).__array_interface__["data"][0] - place
-    maps = [middle.below._borrowed[there]._map for there in (HERE, Connection(-8))]
+    maps = [middle.below._borrowed[there].map for there in (HERE, Connection(-8))]
     starts = [np.frombuffer(one, np.uint8).__array_interface__["data"][0] for one in maps]
     assert {one.__array_interface__["data"][0] for one in got} == {start + where for start in starts}
 
@@ -388,6 +391,34 @@ def test_a_file_of_the_same_name_that_its_owner_could_shrink_is_not_mapped(pair)
     os.close(descriptor)
 
 
+def sealed_memory(nbytes: int) -> SharedMemory:
+    """Make memory as a process has it, of any size; nothing of it exists yet."""
+    descriptor = os.memfd_create("netstorm", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, nbytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    os.pwrite(descriptor, b"t" * 16, 0)
+    return SharedMemory(process=os.getpid(), descriptor=descriptor, nbytes=nbytes, token=b"t" * 16, number=1)
+
+
+def test_peers_do_not_take_all_addresses_of_a_process(pair, monkeypatch):
+    """By one memory of 70 TB, or by many that payloads keep."""
+    huge, usual = sealed_memory(2**46), sealed_memory(2**20)
+    assert not pair.reader.borrow(Connection(-9), huge)
+    monkeypatch.setattr(shared_memory, "_MOST_MAPPED", 8)
+    kept = []
+    for number in range(7):  # beside the pair's own
+        assert pair.reader.borrow(Connection(-10 - number), usual)
+        kept.append(
+            pair.reader.payload(Connection(-10 - number), struct.pack("<QQI?", 2**16, 4096, 1, False))
+        )
+        pair.reader.closed(Connection(-10 - number))
+    assert not pair.reader.borrow(Connection(-9), usual)
+    kept.clear()
+    assert pair.reader.borrow(Connection(-9), usual)
+    for made in (huge, usual):
+        os.close(made.descriptor)
+
+
 def test_references_to_what_is_not_there_are_refused(pair):
     reference = pair.owner.reference(A, values_of(1))
     offset, nbytes = np.frombuffer(reference[:16], "<u8")
@@ -415,6 +446,7 @@ import sys
 import msgspec
 from netstorm.observe.log import Counters
 from netstorm.protocol.messages import SharedMemory
+from netstorm.pslite import shared_memory
 from netstorm.pslite.host_addresses import is_own_address
 from netstorm.pslite.shared_memory import SharedPayloads
 reader = SharedPayloads(Counters(), most_bytes=2**26)
@@ -481,6 +513,7 @@ def test_a_killed_owner_leaves_nothing_and_its_readers_keep_what_they_have():
 import sys
 import msgspec, numpy as np
 from netstorm.observe.log import Counters
+from netstorm.pslite import shared_memory
 from netstorm.pslite.host_addresses import is_own_address
 from netstorm.pslite.shared_memory import SharedPayloads
 owner = SharedPayloads(Counters(), most_bytes=2**26)
