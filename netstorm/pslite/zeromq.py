@@ -80,6 +80,10 @@ turn."""
 
 _FULL: Final = "the connection's queue is full: its peer has stopped reading"
 
+_ALL_READ_TURNS: Final = 64
+"""After so many each connection's first message has been read, though some send without end: ZeroMQ takes one
+of each in turn."""
+
 _LOOK_BYTES: Final = 2**20
 """So much a connection carries between two looks for losses."""
 
@@ -168,6 +172,8 @@ class ZmqVan:
         self._written: dict[zmq.Socket[bytes], Connection | None] = {}
         """Sockets that were written to since they were last checked; None stands for the ROUTER."""
         self._events: list[VanEvent] = []
+        self._unread_turns = 0
+        """One after the other that have left messages to the next."""
         self._shut = False
         self.on_shut: Callable[[], None] = lambda: None
         """Closes what else belongs to the process's transport."""
@@ -357,7 +363,8 @@ class ZmqVan:
         for ended in self._reader.take_ended():
             self._came(self._pipes.drain(ended.connection))
             self._events.append(ended)
-        if self.accepted and not self._reader:
+        self._unread_turns = self._unread_turns + 1 if self._reader else 0
+        if self.accepted and (not self._reader or self._unread_turns >= _ALL_READ_TURNS):
             self.accepted.check(clock.monotonic())
         events, self._events = self._events, []
         return events

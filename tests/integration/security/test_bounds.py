@@ -279,6 +279,24 @@ def test_strangers_that_connect_and_leave_without_end_leave_others_their_turn(ke
     assert before == 700
 
 
+def test_what_strangers_may_take_is_bounded_while_a_member_sends_without_end(keyed, strangers):
+    """ZeroMQ itself waits for a handshake for twice the link time-out."""
+    here, there = keyed(KEY), keyed(KEY, link_timeout_s=3.0)
+    here.van.open(Connection(1), "127.0.0.1", there.port)
+    here.van.transmit(Connection(1), b"x", None)
+    poll_all(lambda: events_of(there, Received), here, there)
+    for _ in range(5000):
+        here.van.transmit(Connection(1), b"x", None)
+    strangers(there.port, 1)
+    deadline = time.monotonic() + 5
+    while not there.counters.get("refused_silent"):
+        assert time.monotonic() < deadline
+        for _ in range(24):  # more than a turn reads
+            here.van.transmit(Connection(1), b"x", None)
+        time.sleep(0.002)  # for what has come
+        there.van.poll(0.0)
+
+
 FEW_DESCRIPTORS = """
 import resource, sys, time
 from pathlib import Path
