@@ -164,8 +164,8 @@ class _Table:
     """By rank that joined later: the first round that it begins."""
     open: dict[int, _Begun] = field(default_factory=dict)
     """By round: rounds beyond `complete` that some rank has begun."""
-    newest: int = -1
-    """The last round that a rank has begun."""
+    newest: int = 0
+    """The last round that a rank has begun. The first one is reported at its end, and shows no pace."""
     paced: tuple[int, float] = (-1, math.inf)
     """The round that the pace was last measured at, and when it was reported."""
     pace_s: float = math.inf

@@ -1040,9 +1040,10 @@ def _report(call: CollectiveCall | None) -> WaitingCall:
 # Topology requests (TRP): when to report that a round has begun, which requests the next policy.
 #
 # The later the request, the newer is the policy that the next round gets; but the answer must be here before
-# any rank waits for it. So where rounds take long, the request is sent shortly before the end of a round. And
-# where many rounds of a key may be under way, or they are short, the scheduler has granted many: one request
-# serves several.
+# any rank waits for it. So where rounds take long, the request is sent shortly before the end of a round. How
+# long the first one takes nobody knows; its end is waited for, since what is learnt of a network in it is the
+# most there ever is to learn (docs/measurements/awareness.md, "The second round"). And where many rounds of a
+# key may be under way, or they are short, the scheduler has granted many: one request serves several.
 
 _AHEAD_S: Final = 0.5
 """How long before the expected end of a round the next policy is requested: far more than an answer takes."""
@@ -1060,7 +1061,7 @@ class TopologyRequests:
     """The topology requests of one node, for all keys.
 
     Attributes:
-        round_s: duration of the last round, in s; set from outside.
+        round_s: duration of the last round, in s; set from outside. 0: none has ended.
         pending: to be sent now.
         due: when `tick` has something to do.
     """
@@ -1081,7 +1082,9 @@ class TopologyRequests:
         recent = self._recent.setdefault(round.key, deque(maxlen=key.rounds_under_way + 1))
         recent.append(round)
         enough = (granted - round.round) // _PART
-        if self.round_s > 2 * _AHEAD_S:
+        # Collective calls may differ between ranks, which only reports show.
+        is_first = self.round_s == 0.0 and round.round == 0 and not key.is_collective
+        if is_first or self.round_s > 2 * _AHEAD_S:
             self.request_now(round.key)
             self._deferred[round.key] = round
         elif enough > 1:
@@ -1096,7 +1099,7 @@ class TopologyRequests:
 
     def record_result(self, round: Round) -> None:
         """Record that one more result of a round is here."""
-        if self._deferred and self.round_s * round.missing <= _AHEAD_S * len(round.sums):
+        if self._deferred and self.round_s and self.round_s * round.missing <= _AHEAD_S * len(round.sums):
             self.request_now(round.key.identity)
 
     def request_now(self, key: int) -> None:

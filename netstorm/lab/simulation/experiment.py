@@ -49,6 +49,9 @@ CLUSTER_BYTES: Final = 2_000_000_000
 _LONGEST_ROUND_S: Final = 1e6
 """Virtual s. A longer round is a hang: 244 MB over 20 kbit/s take a tenth of it."""
 
+_ANSWER_S: Final = 0.1
+"""How long the scheduler's answer takes at most."""
+
 _STATUS_EVERY_S: Final = 0.5
 
 _FLOAT: Final = 4
@@ -164,7 +167,9 @@ def in_cluster(
     times = []
     for number in range(1 + experiment.rounds):
         seconds = _round(cluster, ones)
-        if number > 0:
+        if number == 0:
+            cluster.run_for(_ANSWER_S)  # nodes ask for the policy of the second round at the end of the first
+        else:
             times.append(seconds)
             if on_round is not None:
                 on_round(seconds)

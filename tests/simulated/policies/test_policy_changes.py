@@ -127,7 +127,7 @@ def timed_job(rate):
     return cluster
 
 
-@pytest.mark.parametrize(("rate", "first"), [(4e5, 4), (20e6, 7)])  # short ones are granted .25 s ahead
+@pytest.mark.parametrize(("rate", "first"), [(4e5, 4), (20e6, 9)])  # short ones are granted .25 s ahead
 def test_after_long_rounds_the_next_one_runs_under_a_policy_that_comes_during_one(rate, first):
     cluster = timed_job(rate)
     seen = versions_by_round(cluster)
@@ -142,6 +142,18 @@ def test_after_long_rounds_the_next_one_runs_under_a_policy_that_comes_during_on
     assert {round: versions for round, versions in seen.items() if round >= 2} == {
         round: {int(round >= first)} for round in range(2, 14)
     }
+
+
+def test_the_second_round_runs_under_a_policy_that_comes_during_the_first():
+    cluster = timed_job(4e5)
+    seen = versions_by_round(cluster)
+    pending = push_all(cluster)
+    cluster.run_for(1.0)
+    cluster.install_policy(Policy(version=1, trees=(CHAIN,), weights=(1,)))
+    for _ in range(2):
+        cluster.run_until_ended(pending, 60)
+        pending = push_all(cluster)
+    assert seen == {0: {0}, 1: {1}}
 
 
 def test_rounds_that_are_pushed_ahead_do_not_wait_for_the_end_of_the_one_before():

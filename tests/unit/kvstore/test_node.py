@@ -136,7 +136,7 @@ def test_keys_that_are_registered_together_travel_in_one_message():
     assert len(request.keys) == 160
 
 
-def test_a_round_asks_for_the_next_one_when_it_begins():
+def test_a_round_that_waits_asks_for_its_policy():
     driven = Driven().join()
     key = driven.new_key()
     driven.push(key, rule="SGD")
@@ -145,10 +145,12 @@ def test_a_round_asks_for_the_next_one_when_it_begins():
     driven.grant()
     driven.wait(0)
     assert [part.round for part in driven.sent(m.Part)] == [0]
+    assert driven.sent(m.TopologyRequest) == []  # the later it asks, the newer is the policy
+    driven.push(key)
+    driven.wait(0)
+    assert len(driven.sent(m.Part)) == 1  # round 1 has not been granted
     [request] = driven.sent(m.TopologyRequest)
     assert request.begun == (m.RoundBegun(key=0, round=0, rule="SGD"),)
-    driven.push(key)
-    assert len(driven.sent(m.Part)) == 1  # round 1 has not been granted
     driven.deliver(m.TopologyAnswer(bindings=(m.Binding(key=0, from_round=0, version=1, granted=1),)))
     assert [part.round for part in driven.sent(m.Part)] == [0, 1]
 

@@ -339,6 +339,14 @@ def test_the_rounds_of_the_lead_are_granted_in_advance(round_s, ahead):
     assert found.install(2) == {0: found.granted(0) + 1}, "what was granted stays as it is"
 
 
+def test_a_first_round_that_is_reported_at_its_end_shows_no_pace():
+    found = Consistency(1, 1, lead_s=1.0)
+    found.add_key(0, SPEC)
+    for round, at in ((0, 9.0), (1, 9.01), (2, 9.91), (3, 10.81)):
+        found.begun(0, begun(0, round), at)
+        assert found.granted(0) == granted_by(round, found.tables[0].under_way) + (round >= 2)
+
+
 def test_reports_of_several_rounds_by_ranks_in_turn_show_the_pace_of_one():
     found = Consistency(2, 1, lead_s=1.0)
     found.add_key(0, SPEC)

@@ -378,8 +378,27 @@ def open_round():
     return Round(key, 0, PLAN, key.form)
 
 
+def test_a_first_round_is_reported_at_its_end_since_nobody_knows_how_long_it_takes():
+    asking, round = TopologyRequests(), open_round()
+    asking.record_begin(KEY, begun(0), 0.0, 1)
+    for chunk in range(CHUNKS):
+        round.store(chunk, np.zeros(1, np.float32), 1)
+        asking.record_result(round)
+        assert not asking.pending
+    asking.request_now(0)
+    assert asking.take() == (begun(0),)
+
+
+def test_a_first_collective_call_is_reported_at_once_since_others_may_call_something_else():
+    big = Key(0, "g/65536", (65_536,), "float32", form=COLLECTIVE)
+    asking = TopologyRequests()
+    asking.record_begin(big, begun(0), 0.0, 1)
+    assert asking.take() == (begun(0),)
+
+
 def test_short_rounds_are_reported_at_once_and_only_once():
     asking = TopologyRequests()
+    asking.round_s = 0.1
     asking.record_begin(KEY, begun(0), 0.0, 1)
     assert asking.pending
     assert asking.take() == (begun(0),)
@@ -412,6 +431,7 @@ def test_who_needs_the_answer_before_that_gets_it_asked_for():
 
 def test_a_restarted_scheduler_gets_the_last_rounds_of_each_key():
     asking = TopologyRequests()
+    asking.round_s = 0.1
     for number in range(5):
         asking.record_begin(KEY, begun(number), 0.0, number + 1)
     asking.record_begin(KEY, begun(0, key=1), 0.0, 1)
@@ -437,6 +457,7 @@ def test_of_a_key_with_many_rounds_under_way_one_request_reports_several():
 
 def test_one_request_reports_what_has_gathered_of_all_keys():
     asking = TopologyRequests()
+    asking.round_s = 0.1
     asking.record_begin(KEY, begun(0), 0.0, 20)
     asking.record_begin(KEY, begun(0, key=1), 0.0, 20)
     asking.record_begin(KEY, begun(5), 0.0, 11)
