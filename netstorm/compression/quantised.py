@@ -42,7 +42,6 @@ __all__ = [
     "plane_bytes",
     "quantised",
     "sums_into",
-    "two_bit_planes_of",
     "two_bit_problem",
     "two_bit_values",
     "unpacked",
@@ -282,11 +281,6 @@ def quantised(gradient: Floats, residual: Floats, threshold: np.float32) -> Sign
         taken = np.multiply(positive.view(np.int8) - negative.view(np.int8), threshold, dtype=np.float32)
         np.subtract(residual, taken, out=residual)
     return Signs(np.packbits(positive, bitorder="little"), np.packbits(negative, bitorder="little"))
-
-
-def two_bit_planes_of(ranks: int) -> int:
-    """Return the bits of a value that is summed over `ranks` ranks."""
-    return packed_planes_of(ranks, TWO_BIT_MOST)
 
 
 def two_bit_problem(payload: Buffer, count: int, ranks: int) -> str | None:

@@ -285,11 +285,6 @@ def sample_of(period: BusyPeriod) -> Sample:
     )
 
 
-def total_duration(samples: Iterable[Sample]) -> float:
-    """Return the duration of some samples together, in s."""
-    return sum(sample.duration for sample in samples)
-
-
 def newest_window(newest_first: Iterable[Sample], at_least: int) -> SampleWindow:
     """Return as many of the newest samples as an estimate needs: `at_least` chunks, if there are so many."""
     taken: list[Sample] = []

@@ -214,6 +214,7 @@ _ABORT: Final = struct.pack("ii", 1, 0)
 """SO_LINGER: closing drops unsent data, which would else be sent after the measurement."""
 _TCP_INFO_BYTES: Final = 232
 _CONNECT_S: Final = 20.0
+_PINGS: Final = 10
 _PING_BYTES: Final = 22
 _PING_GAP_S: Final = 0.005
 _LATE_S: Final = 1.0
@@ -245,7 +246,7 @@ class Latencies:
     sent: int
 
 
-def measure_latencies(wan: Wan, source: int, target: int, *, expected: float, count: int = 10) -> Latencies:
+def measure_latencies(wan: Wan, source: int, target: int, *, expected: float) -> Latencies:
     """Return the latencies between two ranks, measured by datagrams, one at a time.
 
     Raises:
@@ -258,7 +259,7 @@ def measure_latencies(wan: Wan, source: int, target: int, *, expected: float, co
     ):
         here.connect(other.getsockname())
         other.connect(here.getsockname())
-        for number in range(count + 1):
+        for number in range(_PINGS + 1):
             payload = number.to_bytes(_PING_BYTES, "big")
             first = _one_way(here, other, payload, expected)
             second = _one_way(other, here, payload, expected)
@@ -270,7 +271,7 @@ def measure_latencies(wan: Wan, source: int, target: int, *, expected: float, co
         raise UsageError(f"no datagram from rank {source} to rank {target} and back has arrived")
     both = [one + other for one, other in zip(there, back, strict=True)]
     return Latencies(
-        there=_median(there), back=_median(back), round_trip=_median(both), answered=len(there), sent=count
+        there=_median(there), back=_median(back), round_trip=_median(both), answered=len(there), sent=_PINGS
     )
 
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EmulatedLinkStatus", "Wan"]
 
-_UP_S: Final = 60.0
 _DOWN_S: Final = 30.0
 _ANSWER_S: Final = 10.0
 

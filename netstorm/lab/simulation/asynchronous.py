@@ -41,9 +41,9 @@ class SimulatedRule:
     compensates: Final = True
     """So that it hears what ranks had pulled."""
     begins_with_states: Final = False
+    fingerprint: Final = "descent"
 
-    def __init__(self, fingerprint: str, key: Key, *, whole: bool) -> None:
-        self.fingerprint: Final = fingerprint
+    def __init__(self, key: Key, *, whole: bool) -> None:
         self.whole: Final = whole
         self.updates: Final[dict[int, int]] = {}
         """Number of updates, by block."""
@@ -102,7 +102,7 @@ class SimulatedBlockStore(OwnedBlocks[Array]):
     """
 
     def __init__(self, store: AsynchronousStore, key: Key, initial: Array) -> None:
-        rule = SimulatedRule(store.rule, key, whole=store.whole)
+        rule = SimulatedRule(key, whole=store.whole)
         if store.node.machine.live.is_elastic:
             blocks: dict[int, Array] = _InitialBlocks(key, initial, whole=store.whole)
             super().__init__(key, rule, store, blocks, elastic=True)
@@ -149,7 +149,6 @@ class AsynchronousStore:
         staleness: int = UNBOUNDED,
         whole: bool = False,
         slowest_s: float = 0.0,
-        rule: str = "descent",
     ) -> None:
         """Begin without keys.
 
@@ -160,12 +159,10 @@ class AsynchronousStore:
             staleness: clocks that this rank may be ahead of the slowest.
             whole: blocks are whole keys.
             slowest_s: longest time of an update or a read.
-            rule: the update rule's name.
         """
         self.node: Final = node
         self.machine: Final[Asynchronous] = node.machine.asynchronous
         self.whole: Final = whole
-        self.rule: Final = rule
         self._timeline: Final = timeline
         self._chance: Final = random.Random(f"keeper {seed} {node.rank}")
         self._slowest_s: Final = slowest_s
@@ -228,7 +225,7 @@ class AsynchronousStore:
             key=key,
             number=count.take_push(),
             source=source,
-            rule=self.rule,
+            rule=SimulatedRule.fingerprint,
             clock=self._clock,
             whole=self.whole,
             codec=codec,

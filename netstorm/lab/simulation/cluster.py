@@ -67,7 +67,7 @@ class Simulation:
         seed: int,
         delay_s: float,
         jitter_s: float,
-        detect_s: float,
+        detect_s: float = 3.0,
         tcp: Literal["ideal", "reno"] = "ideal",
     ) -> None:
         """Begin at time 0, without processes.
@@ -215,7 +215,7 @@ class SimulatedCluster(Simulation):
         self._seed: Final = seed
         self._messages: Final = MessageLog(self.timeline)
         self.network.watch = lambda source, target, header, _: self._messages.record(source, target, header)
-        datagrams = Datagrams(self.network, seed=seed) if sync_clocks else None
+        datagrams = Datagrams(self.network) if sync_clocks else None
         self.packets: Final = PacketNetwork(self.network, packet_faults, seed=seed)
         self._factory: Final = ProcessFactory(
             self.network, self.settings, seed=seed, clocks=clocks, datagrams=datagrams, packets=self.packets
@@ -507,7 +507,6 @@ class SimulatedJobs(Simulation):
         hosts: Mapping[str, Rank] | None = None,
         delay_s: float = 0.001,
         jitter_s: float = 0.0,
-        detect_s: float = 3.0,
         forming_s: float = 0.5,
         **settings: object,
     ) -> None:
@@ -519,16 +518,13 @@ class SimulatedJobs(Simulation):
             hosts: the node of `network` at which a host (`host_of`) is; several hosts may share one.
             delay_s: see `network`.
             jitter_s: see `network`.
-            detect_s: time until a silent path counts as broken.
             forming_s: virtual time that it takes to form a policy.
             settings: the scheduler's, by attribute of `Settings`.
         """
         self._seed: Final = seed
         self._given: Final = settings
         own = Settings.from_environment({}, **{"jobs": 0, "topology": "fapt", **settings})
-        super().__init__(
-            network, hosts or {}, seed=seed, delay_s=delay_s, jitter_s=jitter_s, detect_s=detect_s
-        )
+        super().__init__(network, hosts or {}, seed=seed, delay_s=delay_s, jitter_s=jitter_s)
         self._started = 0
         self._places: Final = dict(hosts or {})
         self._traffic: Final[dict[tuple[Rank | str, Rank | str], dict[str, tuple[int, float]]]] = {}

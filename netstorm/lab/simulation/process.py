@@ -212,18 +212,10 @@ Answer: TypeAlias = Callable[[bytes], bytes | None]
 class Datagrams:
     """SNTP requests and answers between the hosts of one cluster."""
 
-    def __init__(self, network: MemoryNetwork, *, seed: int, loss: float = 0.0) -> None:
-        """Begin without traffic.
-
-        Args:
-            network: carries the datagrams.
-            seed: of the random losses.
-            loss: probability that a datagram is lost.
-        """
+    def __init__(self, network: MemoryNetwork) -> None:
+        """Begin without traffic; `network` carries the datagrams."""
         self.timeline: Final = network.timeline
         self._network: Final = network
-        self._loss: Final = loss
-        self._random: Final = random.Random(f"datagrams {seed}")
         self._flows: dict[tuple[str, str], int] = {}
         self._answers: dict[str, Answer] = {}
 
@@ -252,8 +244,6 @@ class Datagrams:
         self._carry(source, target, arrived)
 
     def _carry(self, source: str, target: str, arrived: Callable[[], None]) -> None:
-        if self._random.random() < self._loss:
-            return
         flow = self._flows.setdefault((source, target), _FLOWS + 2 * len(self._flows))
 
         def late() -> None:

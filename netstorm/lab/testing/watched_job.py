@@ -27,16 +27,17 @@ _ELEMENTS: Final = {"embedding": 400_000, "dense.weight": 250_000, "dense.bias":
 """Of each key; with larger chunks than a job would have, since each takes time to simulate."""
 
 
-def watch_a_job(network: Network, see: Callable[[JobStatus], None], *, seconds: float = 50.0) -> None:
-    """Run a job of nine nodes for so many virtual seconds, and call `see` with its status each second.
+def watch_a_job(network: Network, see: Callable[[JobStatus], None]) -> None:
+    """Run a job of nine nodes for 50 virtual seconds, and call `see` with its status each second.
+
+    Rates change at 15 s, a link fails at 25, a node dies at 35.
 
     Args:
         network: of nine nodes, all of which have links; its changes are replaced.
         see: is given each status.
-        seconds: rates change at 0.3 of it, a link fails at 0.5, a node dies at 0.7.
     """
     slow = [
-        Change(at=0.3 * seconds, source=link.source, target=link.target, rate=link.rate / 6)
+        Change(at=15.0, source=link.source, target=link.target, rate=link.rate / 6)
         for link in network.links
         if 4 in (link.source, link.target)
     ]
@@ -57,10 +58,10 @@ def watch_a_job(network: Network, see: Callable[[JobStatus], None], *, seconds: 
     cluster.watch(1.0, see)
     cluster.join()
     ends = network.links[0]
-    cluster.at(0.5 * seconds, lambda: cluster.faults.cut(ends.source, ends.target))
-    cluster.at(0.7 * seconds, lambda: cluster.faults.crash(LOST))
+    cluster.at(25.0, lambda: cluster.faults.cut(ends.source, ends.target))
+    cluster.at(35.0, lambda: cluster.faults.crash(LOST))
     values = {name: np.ones(size, np.float32) for name, size in _ELEMENTS.items()}
-    while cluster.now < seconds:
+    while cluster.now < 50.0:
         pending = [
             node.push(name, each, priority=-place)
             for node in cluster.living

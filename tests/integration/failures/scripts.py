@@ -35,12 +35,6 @@ out = mx.nd.zeros((50_000,))
 step()
 """
 
-WAIT_FOR_THE_END = """
-while True:
-    time.sleep(0.1)
-    kv.pull("k", out=out)
-"""
-
 PLAIN_PROLOGUE = """
 import os, signal, sys, time
 import numpy as np

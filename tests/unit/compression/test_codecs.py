@@ -307,7 +307,6 @@ NAN, INF, TINY, HUGE = np.nan, np.inf, np.float32(1e-42), np.float32(3e38)
 
 MATRIX = (40, 26)
 ELEMENTS = 1040
-ALL_RANKS = slice(None)
 
 
 def sums_of(codec, filled, *, ranks=3, values=1.0, states=False):

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from netstorm.compression.codec import Floats, GradientPlace
 from netstorm.compression.quantised import (
     RESOLUTION,
+    TWO_BIT_MOST,
     add_constant,
     add_planes,
     exceeds,
     noise,
+    packed_planes_of,
     plane_bytes,
     quantised,
-    two_bit_planes_of,
     two_bit_problem,
     two_bit_values,
     unpacked,
@@ -179,7 +180,7 @@ def test_values_that_all_stay_below_the_threshold_need_no_payload():
     ("ranks", "bits"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (9, 5), (127, 8), (200, 9)]
 )
 def test_sums_take_as_few_bits_as_hold_them(ranks, bits):
-    assert two_bit_planes_of(ranks) == bits
+    assert packed_planes_of(ranks, TWO_BIT_MOST) == bits
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 9, 127, 128, 200])
@@ -188,7 +189,7 @@ def test_every_sum_over_so_many_ranks_is_itself_times_the_threshold(ranks):
     shifted = sums + ranks
     payload = b"".join(
         np.packbits(shifted >> plane & 1, bitorder="little").tobytes()
-        for plane in range(two_bit_planes_of(ranks))
+        for plane in range(packed_planes_of(ranks, TWO_BIT_MOST))
     )
     values = np.empty(len(sums), np.float32)
     two_bit_values(payload, ranks, np.float32(0.1), values)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.compression.quantised import as_planes, quantised, sums_into, two_bit_planes_of
+from netstorm.compression.quantised import TWO_BIT_MOST, as_planes, packed_planes_of, quantised, sums_into
 from netstorm.compression.sparse import Entries, decode_entries, encode_entries
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Key, Maxima, Narrow, PackedForm, Quantised, Sparse
@@ -251,7 +251,7 @@ def test_sums_are_exact_in_any_order_and_any_tree(values, chance):
         payload = child.to_send()
         if payload is not None:
             assert form.problem(payload, 11, child.contributors) is None
-            assert len(payload) == 2 * two_bit_planes_of(child.contributors.bit_count())
+            assert len(payload) == 2 * packed_planes_of(child.contributors.bit_count(), TWO_BIT_MOST)
         parent.add_received(None if payload is None else bytearray(payload), child.contributors)
     assert result_of(sums[0], 11) == np.sum(values, axis=0).tolist()
     assert sums[0].contributors == (1 << len(values)) - 1
@@ -367,7 +367,7 @@ def test_a_round_that_others_began_in_another_codec_is_forgotten_with_a_word():
     ranks.nodes[1].receive(Peer(2), legal_part(**LEGAL), LEAF, 0)
     ranks.collect(1)
     [(_, to, part, payload)] = ranks.in_flight
-    assert (to, part.codec, len(payload)) == (0, 1, two_bit_planes_of(2))
+    assert (to, part.codec, len(payload)) == (0, 1, packed_planes_of(2, TWO_BIT_MOST))
 
 
 def test_results_are_written_in_units_of_the_threshold():
