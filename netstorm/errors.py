@@ -117,7 +117,7 @@ class NoRoom(PeerError):
     def __init__(self, text: str, waits_for: Hashable = None) -> None:
         super().__init__(text)
         self.waits_for: Final = waits_for
-        """Names what the message waits for (`pslite.waiting_bytes`)."""
+        """Names what the message waits for (`pslite.machine.WaitingBytes`)."""
 
 
 class Overloaded(PeerError):

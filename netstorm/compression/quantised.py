@@ -500,7 +500,7 @@ class Int8:
         """Describe the numbers.
 
         Args:
-            rounding: to the nearest; or up or down at random, right on the average, to `dither.RESOLUTION`.
+            rounding: to the nearest; or up or down at random, right on the average, to `RESOLUTION`.
 
         Raises:
             UsageError: another rounding.

@@ -744,7 +744,7 @@ class Narrow:
 # The form of whole numbers in as few bits as their sum needs.
 #
 # One rank's numbers are 0 to `most`, and stand for -most/2 to most/2. A sum over n ranks is 0 to n times
-# `most`, in bit planes (`compression.bit_planes`), which are added without being unpacked. So sums are exact,
+# `most`, in bit planes (`compression.quantised`), which are added without being unpacked. So sums are exact,
 # and all trees give the same ones.
 
 

@@ -2,7 +2,7 @@
 
 Every class of `netstorm.errors` has a subclass here that is an `MXNetError`, too, so `except UsageError`,
 `except NetStormError` and `except mx.MXNetError` all catch it. `netstorm.errors` itself cannot do this: it
-must not import MXNet. Two decorators convert what a store raises in a call; `engine.native_errors` converts
+must not import MXNet. Two decorators convert what a store raises in a call; `engine` converts
 what an operation raises later, in `asnumpy()` or `wait_to_read()`.
 """
 

@@ -44,7 +44,7 @@ __all__ = ["Asynchronous"]
 _log = logging.getLogger(__name__)
 
 _LATER_VIEW: Final = "a later view"
-"""What messages of a view that is not here yet wait for (`pslite.waiting_bytes`)."""
+"""What messages of a view that is not here yet wait for (`pslite.machine.WaitingBytes`)."""
 
 _PATIENT_FOR: Final = 4
 """A rank that does not send what another one needs may hold it up for such a part of NETSTORM_WAIT_TIMEOUT:

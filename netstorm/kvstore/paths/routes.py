@@ -56,7 +56,7 @@ those of rounds that this node still waits for.
 """
 
 _PATHS: Final = "the paths that messages are on"
-"""What they wait for (`pslite.waiting_bytes`)."""
+"""What they wait for (`pslite.machine.WaitingBytes`)."""
 
 _Path: TypeAlias = tuple[int, ...]
 

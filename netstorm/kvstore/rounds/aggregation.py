@@ -866,7 +866,7 @@ class EarlyPart:
 
 
 class EarlyParts:
-    """The early parts of one node, by key. Their bytes are bounded (`pslite.waiting_bytes`)."""
+    """The early parts of one node, by key. Their bytes are bounded (`pslite.machine.WaitingBytes`)."""
 
     def __init__(self, counters: Counters, waiting: WaitingBytes) -> None:
         self._counters: Final = counters
