@@ -565,10 +565,6 @@ def link_shares(claims: Sequence[NetworkClaim]) -> list[float]:
 class JobLog(Protocol):
     """The replay log of a job. `StateFile` is one."""
 
-    @property
-    def replayed(self) -> ReplayedJob | None:
-        """The job as another process left it; None: the log was empty, or the job is over."""
-
     def write(self, records: Iterable[Record]) -> None:
         """Append records."""
 

@@ -473,12 +473,6 @@ class KeptResults:
         """Return what is kept of a round; None: nothing."""
         return self._rounds.get(key, {}).get(round)
 
-    def forget_before(self, key: int, round: int) -> None:
-        """Drop the results of all rounds of a key before `round`."""
-        rounds = self._rounds.get(key, {})
-        for old in [number for number in rounds if number < round]:
-            del rounds[old]
-
     def __iter__(self) -> Iterator[tuple[int, int, RoundOfResults]]:
         for key, rounds in self._rounds.items():
             for number, kept in rounds.items():

@@ -77,11 +77,6 @@ class SchemeOutcome:
     cost: float
     """Of a round's traffic, by the prices of links, in the currency of the network file."""
 
-    @property
-    def busiest(self) -> Use | None:
-        """The resource that limits the scheme; None: there is only one node."""
-        return max(self.uses, key=lambda use: use.busy, default=None)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
