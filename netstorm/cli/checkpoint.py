@@ -31,7 +31,6 @@ from netstorm.errors import CheckpointError, UsageError
 __all__ = ["checkpoint"]
 
 checkpoint: Final = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -12,7 +12,6 @@ from netstorm.cli.support import exit_on_usage_error
 __all__ = ["keys"]
 
 keys: Final = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -549,7 +549,7 @@ class Session(ABC):
         return self._since + self._limits.link_timeout_s
 
     def _disconnected_text(self) -> str:
-        return f"no connection for {self._limits.link_timeout_s:.1f} s: {self.reason}"
+        return f"no connection for {self._limits.link_timeout_s:.1f} s (NETSTORM_LINK_TIMEOUT): {self.reason}"
 
     def _lose(self, event: Event, reason: str, now: float) -> None:
         self._release_connection()
@@ -713,7 +713,7 @@ class OpenedSession(Session):
 
     def _disconnected_text(self) -> str:
         limit_s = self._limits.link_timeout_s
-        return f"no connection to {self._address} for {limit_s:.1f} s: {self.reason}"
+        return f"no connection to {self._address} for {limit_s:.1f} s (NETSTORM_LINK_TIMEOUT): {self.reason}"
 
     @property
     def _address(self) -> str:

@@ -67,3 +67,16 @@ def test_a_source_distribution_holds_examples_pages_and_templates(checkout: Path
         names = {name.partition("/")[2] for name in archive.getnames()}
     for folder in ("netstorm", "examples", "deploy", "docs"):
         assert below(folder) <= names
+
+
+def test_an_editable_install_is_found_beside_a_clone_named_as_the_package(
+    checkout: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(built(checkout, "build_editable")) as wheel:
+        wheel.extractall(tmp_path)
+    script = f"import site; site.addsitedir({str(tmp_path)!r}); import netstorm; print(netstorm.__version__)"
+    words = [sys.executable, "-S", "-c", script]
+    done = subprocess.run(
+        words, cwd=checkout.parent, env={}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 wan: Final = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

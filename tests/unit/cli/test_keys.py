@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from typer.testing import CliRunner
 
 from netstorm.cli.main import app
@@ -45,3 +46,10 @@ def test_a_new_key_of_schedulers_is_in_its_file_and_in_no_output(tmp_path):
     both = run("new", "--scheduler", "--node", "tokyo", tmp_path / "other.key")
     assert both.exit_code == 2
     assert "--scheduler with --node tokyo: expected one of them" in both.stderr
+
+
+@pytest.mark.parametrize("group", ["keys", "checkpoint", "wan"])
+def test_a_group_of_subcommands_without_one_says_what_is_missing(group):
+    done = CliRunner().invoke(app, [group])
+    assert done.exit_code == 2
+    assert "Missing command" in done.output

@@ -194,7 +194,9 @@ def test_a_link_that_cannot_be_re_established_in_time_is_lost_with_a_reason():
     assert 9.5 < world.now - began < 10.5
     [(peer, reason)] = here.machine.lost
     assert peer == 1
-    assert reason.startswith(f"no connection to host1:{there.port} for 10.0 s: connection refused")
+    assert reason.startswith(
+        f"no connection to host1:{there.port} for 10.0 s (NETSTORM_LINK_TIMEOUT): connection refused"
+    )
 
 
 def test_attempts_to_connect_come_less_and_less_often(monkeypatch):
