@@ -367,7 +367,7 @@ def _print_trees(network: Network, outcome: SchemeOutcome, console: Console) -> 
     if len(trees) > len(drawn):
         share = sum(share for share, _ in trees[len(drawn) :])
         console.print(
-            f"and {len(trees) - len(drawn)} more trees, with {format_fraction(share)} of the bytes together "
+            f"and {len(trees) - len(drawn)} more, with {format_fraction(share)} of the bytes together "
             "(--json has them)",
             style="dim",
             highlight=False,
